@@ -1,1 +1,2 @@
-//! kernels
+//! Block formats, panels, matrix products, attention and the thread pool.
+pub mod isa;
