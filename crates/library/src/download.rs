@@ -12,9 +12,7 @@ use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 use ureq::http::{HeaderMap, StatusCode, header};
 
-use crate::disk::{
-    CHUNK_BYTES, create_parent, hash_into, hex, publish, remove_if_there, with_suffix,
-};
+use crate::disk::{CHUNK_BYTES, create_parent, hash_into, hex, publish, remove_if_there, with_suffix};
 use crate::http::{Answer, Client, check_status};
 use crate::{Error, Event, Report, tell};
 
@@ -57,49 +55,27 @@ pub(crate) fn download(
 ) -> Result<(), Error> {
     create_parent(dest)?;
     let (expected, total) = (expected.clone(), expected.bytes);
-    let mut transfer = Transfer {
-        client,
-        url,
-        dest,
-        expected,
-        done: 0,
-        total,
-        hasher: Sha256::new(),
-        hashed: 0,
-    };
+    let mut transfer = Transfer { client, url, dest, expected, done: 0, total, hasher: Sha256::new(), hashed: 0 };
     let mut fruitless = 0;
     loop {
         let before = transfer.partial_len()?;
         match transfer.attempt(report)? {
             Attempt::Whole => return transfer.finish(report),
             Attempt::Stale => {
-                tell(
-                    report,
-                    Event::Note("the file has changed at its source; starting over"),
-                )?;
+                tell(report, Event::Note("the file has changed at its source; starting over"))?;
                 transfer.discard()?;
                 fruitless += 1;
                 if fruitless >= FRUITLESS_MAX {
                     let reason = "the source gives another version every time".to_owned();
-                    return Err(Error::Transfer {
-                        url: url.to_owned(),
-                        reason,
-                    });
+                    return Err(Error::Transfer { url: url.to_owned(), reason });
                 }
             }
             Attempt::Cut(error) => {
-                fruitless = if transfer.done > before {
-                    0
-                } else {
-                    fruitless + 1
-                };
+                fruitless = if transfer.done > before { 0 } else { fruitless + 1 };
                 if fruitless >= FRUITLESS_MAX {
                     return Err(error);
                 }
-                tell(
-                    report,
-                    Event::Note(&format!("{error}; continuing at byte {}", transfer.done)),
-                )?;
+                tell(report, Event::Note(&format!("{error}; continuing at byte {}", transfer.done)))?;
                 std::thread::sleep(retry_delay * 2u32.pow(fruitless));
             }
         }
@@ -144,9 +120,8 @@ impl Transfer<'_> {
     /// One request, from where the partial file ends.
     fn attempt(&mut self, report: &mut Report<'_>) -> Result<Attempt, Error> {
         self.done = self.partial_len()?;
-        let info: Option<PartialInfo> = fs::read(self.info_path())
-            .ok()
-            .and_then(|json| serde_json::from_slice(&json).ok());
+        let info: Option<PartialInfo> =
+            fs::read(self.info_path()).ok().and_then(|json| serde_json::from_slice(&json).ok());
         let mut headers = Vec::new();
         let info = match info {
             Some(info) if self.done > 0 => {
@@ -171,29 +146,18 @@ impl Transfer<'_> {
         };
         let status = answer.response.status();
         if status.is_server_error() && self.done > 0 {
-            return Ok(Attempt::Cut(
-                check_status(self.url, &answer)
-                    .err()
-                    .unwrap_or(Error::Cancelled),
-            ));
+            return Ok(Attempt::Cut(check_status(self.url, &answer).err().unwrap_or(Error::Cancelled)));
         }
-        let now = PartialInfo {
-            first_etag: tag(&answer.first_headers),
-            last_etag: text(answer.response.headers(), "etag"),
-        };
+        let now =
+            PartialInfo { first_etag: tag(&answer.first_headers), last_etag: text(answer.response.headers(), "etag") };
         if let Some(before) = &info
             && before.first_etag != now.first_etag
         {
             return Ok(Attempt::Stale);
         }
         if status == StatusCode::RANGE_NOT_SATISFIABLE && self.done > 0 {
-            let whole =
-                content_range(answer.response.headers()).and_then(|r| r.total) == Some(self.done);
-            return Ok(if whole {
-                Attempt::Whole
-            } else {
-                Attempt::Stale
-            });
+            let whole = content_range(answer.response.headers()).and_then(|r| r.total) == Some(self.done);
+            return Ok(if whole { Attempt::Whole } else { Attempt::Stale });
         }
         check_status(self.url, &answer)?;
         self.learn(&answer);
@@ -218,22 +182,18 @@ impl Transfer<'_> {
     /// The hub names size and sha256 of a large file in its first answer.
     fn learn(&mut self, answer: &Answer) {
         if self.expected.sha256.is_none() {
-            self.expected.sha256 =
-                text(&answer.first_headers, "x-linked-etag").and_then(|t| as_sha256(&t));
+            self.expected.sha256 = text(&answer.first_headers, "x-linked-etag").and_then(|t| as_sha256(&t));
         }
         if self.expected.bytes.is_none() {
-            self.expected.bytes =
-                text(&answer.first_headers, "x-linked-size").and_then(|t| t.parse().ok());
+            self.expected.bytes = text(&answer.first_headers, "x-linked-size").and_then(|t| t.parse().ok());
         }
     }
 
     fn check_total(&self) -> Result<(), Error> {
         match (self.expected.bytes, self.total) {
-            (Some(expected), Some(found)) if expected != found => Err(Error::Size {
-                what: self.url.to_owned(),
-                expected,
-                found,
-            }),
+            (Some(expected), Some(found)) if expected != found => {
+                Err(Error::Size { what: self.url.to_owned(), expected, found })
+            }
             _ => Ok(()),
         }
     }
@@ -250,19 +210,8 @@ impl Transfer<'_> {
         file.set_len(self.done).map_err(Error::io(&partial))?;
         io::Seek::seek(&mut file, io::SeekFrom::End(0)).map_err(Error::io(&partial))?;
         self.hash_partial(report)?;
-        tell(
-            report,
-            Event::Bytes {
-                done: self.done,
-                total: self.total,
-            },
-        )?;
-        let mut body = answer
-            .response
-            .into_body()
-            .into_with_config()
-            .limit(u64::MAX)
-            .reader();
+        tell(report, Event::Bytes { done: self.done, total: self.total })?;
+        let mut body = answer.response.into_body().into_with_config().limit(u64::MAX).reader();
         let mut chunk = vec![0; CHUNK_BYTES];
         loop {
             let n = match body.read(&mut chunk) {
@@ -272,24 +221,16 @@ impl Transfer<'_> {
             if n == 0 {
                 break;
             }
-            file.write_all(&chunk[..n])
-                .map_err(Error::write(&partial, self.done, self.total))?;
+            file.write_all(&chunk[..n]).map_err(Error::write(&partial, self.done, self.total))?;
             self.hasher.update(&chunk[..n]);
             self.done += n as u64;
             self.hashed = self.done;
-            tell(
-                report,
-                Event::Bytes {
-                    done: self.done,
-                    total: self.total,
-                },
-            )?;
+            tell(report, Event::Bytes { done: self.done, total: self.total })?;
         }
         match self.total {
-            Some(total) if self.done < total => Ok(Attempt::Cut(self.cut(format!(
-                "the connection ended at byte {} of {total}",
-                self.done
-            )))),
+            Some(total) if self.done < total => {
+                Ok(Attempt::Cut(self.cut(format!("the connection ended at byte {} of {total}", self.done))))
+            }
             _ => Ok(Attempt::Whole),
         }
     }
@@ -305,10 +246,7 @@ impl Transfer<'_> {
     }
 
     fn cut(&self, reason: String) -> Error {
-        Error::Transfer {
-            url: self.url.to_owned(),
-            reason,
-        }
+        Error::Transfer { url: self.url.to_owned(), reason }
     }
 
     /// Checks the whole and gives it its name.
@@ -319,28 +257,17 @@ impl Transfer<'_> {
             && expected != self.done
         {
             self.discard()?;
-            return Err(Error::Size {
-                what,
-                expected,
-                found: self.done,
-            });
+            return Err(Error::Size { what, expected, found: self.done });
         }
         self.hash_partial(report)?;
         if let Some(expected) = &self.expected.sha256 {
             let found = hex(&self.hasher.finalize_reset());
             if !found.eq_ignore_ascii_case(expected) {
                 self.discard()?;
-                return Err(Error::Checksum {
-                    what,
-                    expected: expected.clone(),
-                    found,
-                });
+                return Err(Error::Checksum { what, expected: expected.clone(), found });
             }
         }
-        let file = File::options()
-            .append(true)
-            .open(&partial)
-            .map_err(Error::io(&partial))?;
+        let file = File::options().append(true).open(&partial).map_err(Error::io(&partial))?;
         publish(&partial, &file, self.dest)?;
         remove_if_there(&self.info_path())
     }
@@ -356,19 +283,13 @@ fn text(headers: &HeaderMap, name: &str) -> Option<String> {
 }
 
 fn length(headers: &HeaderMap) -> Option<u64> {
-    headers
-        .get(header::CONTENT_LENGTH)?
-        .to_str()
-        .ok()?
-        .parse()
-        .ok()
+    headers.get(header::CONTENT_LENGTH)?.to_str().ok()?.parse().ok()
 }
 
 /// Large files have their sha256 as tag.
 fn as_sha256(etag: &str) -> Option<String> {
     let digest = etag.trim_start_matches("W/").trim_matches('"');
-    (digest.len() == 64 && digest.bytes().all(|b| b.is_ascii_hexdigit()))
-        .then(|| digest.to_ascii_lowercase())
+    (digest.len() == 64 && digest.bytes().all(|b| b.is_ascii_hexdigit())).then(|| digest.to_ascii_lowercase())
 }
 
 struct ContentRange {
@@ -384,8 +305,5 @@ fn content_range(headers: &HeaderMap) -> Option<ContentRange> {
         "*" => 0,
         _ => range.split_once('-')?.0.parse().ok()?,
     };
-    Some(ContentRange {
-        start,
-        total: total.parse().ok(),
-    })
+    Some(ContentRange { start, total: total.parse().ok() })
 }

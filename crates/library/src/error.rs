@@ -135,45 +135,26 @@ pub enum Error {
 }
 
 fn join(tried: &[(String, Error)]) -> String {
-    tried
-        .iter()
-        .map(|(source, error)| format!("[{source}] {error}"))
-        .collect::<Vec<_>>()
-        .join("; ")
+    tried.iter().map(|(source, error)| format!("[{source}] {error}")).collect::<Vec<_>>().join("; ")
 }
 
 impl Error {
     pub(crate) fn io(path: &Path) -> impl FnOnce(io::Error) -> Error {
-        move |source| Error::Io {
-            path: path.to_owned(),
-            source,
-        }
+        move |source| Error::Io { path: path.to_owned(), source }
     }
 
     /// A failure to write byte `done`: a full disk is told apart.
-    pub(crate) fn write(
-        path: &Path,
-        done: u64,
-        total: Option<u64>,
-    ) -> impl FnOnce(io::Error) -> Error {
+    pub(crate) fn write(path: &Path, done: u64, total: Option<u64>) -> impl FnOnce(io::Error) -> Error {
         move |source| match source.kind() {
-            io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => Error::DiskFull {
-                path: path.to_owned(),
-                done,
-                total,
-            },
-            _ => Error::Io {
-                path: path.to_owned(),
-                source,
-            },
+            io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
+                Error::DiskFull { path: path.to_owned(), done, total }
+            }
+            _ => Error::Io { path: path.to_owned(), source },
         }
     }
 
     /// Whether another source of the same file may do better.
     pub(crate) fn another_source_may_help(&self) -> bool {
-        !matches!(
-            self,
-            Error::Cancelled | Error::Io { .. } | Error::DiskFull { .. }
-        )
+        !matches!(self, Error::Cancelled | Error::Io { .. } | Error::DiskFull { .. })
     }
 }

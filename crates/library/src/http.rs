@@ -53,27 +53,14 @@ impl Client {
             .timeout_per_read(Some(config.stall_timeout))
             .build()
             .new_agent();
-        let token_origin = config
-            .hub_endpoint
-            .parse::<Uri>()
-            .ok()
-            .and_then(|uri| origin(&uri));
-        Ok(Client {
-            agent,
-            token: config.hub_token.clone(),
-            token_origin,
-        })
+        let token_origin = config.hub_endpoint.parse::<Uri>().ok().and_then(|uri| origin(&uri));
+        Ok(Client { agent, token: config.hub_token.clone(), token_origin })
     }
 
     /// GETs `url`, following redirects; `headers` go to every hop, the token to the hub only.
     pub(crate) fn get(&self, url: &str, headers: &[(&str, String)]) -> Result<Answer, Error> {
-        let failed = |reason: String| Error::Transfer {
-            url: url.to_owned(),
-            reason,
-        };
-        let mut uri: Uri = url
-            .parse()
-            .map_err(|e| failed(format!("bad address: {e}")))?;
+        let failed = |reason: String| Error::Transfer { url: url.to_owned(), reason };
+        let mut uri: Uri = url.parse().map_err(|e| failed(format!("bad address: {e}")))?;
         let mut first_headers = None;
         for _ in 0..REDIRECTS_MAX {
             let mut request = self.agent.get(&uri);
@@ -87,19 +74,11 @@ impl Client {
             }
             let response = request.call().map_err(|e| failed(reason(&e)))?;
             let first_headers = &*first_headers.get_or_insert_with(|| response.headers().clone());
-            if !response.status().is_redirection() || response.status() == StatusCode::NOT_MODIFIED
-            {
-                return Ok(Answer {
-                    first_headers: first_headers.clone(),
-                    response,
-                });
+            if !response.status().is_redirection() || response.status() == StatusCode::NOT_MODIFIED {
+                return Ok(Answer { first_headers: first_headers.clone(), response });
             }
-            let location = response
-                .headers()
-                .get(header::LOCATION)
-                .and_then(|l| l.to_str().ok());
-            let location = location
-                .ok_or_else(|| failed(format!("{} without a location", response.status())))?;
+            let location = response.headers().get(header::LOCATION).and_then(|l| l.to_str().ok());
+            let location = location.ok_or_else(|| failed(format!("{} without a location", response.status())))?;
             uri = redirect_target(&uri, location).map_err(failed)?;
         }
         Err(failed(format!("more than {REDIRECTS_MAX} redirects")))
@@ -111,18 +90,12 @@ pub(crate) fn check_status(url: &str, answer: &Answer) -> Result<(), Error> {
     let status = answer.response.status().as_u16();
     let hint = match status {
         200..=299 => return Ok(()),
-        401 | 403 => {
-            " (private or gated, or no such repository: set HF_TOKEN to a token that may read it)"
-        }
+        401 | 403 => " (private or gated, or no such repository: set HF_TOKEN to a token that may read it)",
         404 => " (no such repository or file)",
         429 => " (too many requests: try later)",
         _ => "",
     };
-    Err(Error::Status {
-        url: url.to_owned(),
-        status,
-        hint,
-    })
+    Err(Error::Status { url: url.to_owned(), status, hint })
 }
 
 /// What went wrong, without the layers between.
@@ -149,9 +122,7 @@ fn redirect_target(from: &Uri, location: &str) -> Result<Uri, String> {
     } else {
         return Err(format!("redirect to {location:?}"));
     };
-    let to: Uri = absolute
-        .parse()
-        .map_err(|e| format!("redirect to {location:?}: {e}"))?;
+    let to: Uri = absolute.parse().map_err(|e| format!("redirect to {location:?}: {e}"))?;
     if from.scheme_str() == Some("https") && to.scheme_str() != Some("https") {
         return Err(format!("redirect from https to {location:?}"));
     }
@@ -163,14 +134,9 @@ fn proxy(config: &Config) -> Result<Option<Proxy>, Error> {
         return Ok(None);
     };
     // The address may hold a password, so it is not repeated.
-    let bad = |e: ureq::Error| Error::Setting {
-        setting: "HTTPS_PROXY".to_owned(),
-        reason: e.to_string(),
-    };
+    let bad = |e: ureq::Error| Error::Setting { setting: "HTTPS_PROXY".to_owned(), reason: e.to_string() };
     let plain = Proxy::new(text).map_err(bad)?;
-    let mut builder = Proxy::builder(plain.protocol())
-        .host(plain.host())
-        .port(plain.port());
+    let mut builder = Proxy::builder(plain.protocol()).host(plain.host()).port(plain.port());
     if let Some(user) = plain.username() {
         builder = builder.username(user);
     }
@@ -190,14 +156,8 @@ mod tests {
     #[test]
     fn redirects_may_be_relative_but_not_leave_tls() {
         let from: Uri = "https://hub.example/a/b".parse().unwrap();
-        assert_eq!(
-            redirect_target(&from, "/c").unwrap(),
-            "https://hub.example/c"
-        );
-        assert_eq!(
-            redirect_target(&from, "https://cdn.example/x?y").unwrap(),
-            "https://cdn.example/x?y"
-        );
+        assert_eq!(redirect_target(&from, "/c").unwrap(), "https://hub.example/c");
+        assert_eq!(redirect_target(&from, "https://cdn.example/x?y").unwrap(), "https://cdn.example/x?y");
         assert!(redirect_target(&from, "http://cdn.example/x").is_err());
         assert!(redirect_target(&from, "//cdn.example/x").is_err());
         assert!(redirect_target(&from, "file:///etc/passwd").is_err());

@@ -22,10 +22,7 @@ pub(crate) struct RepoFile {
 
 impl RepoFile {
     pub(crate) fn expected(&self) -> Expected {
-        Expected {
-            bytes: self.bytes,
-            sha256: self.sha256.clone(),
-        }
+        Expected { bytes: self.bytes, sha256: self.sha256.clone() }
     }
 }
 
@@ -51,11 +48,7 @@ struct Lfs {
 /// Address of a file.
 pub(crate) fn file_url(endpoint: &str, repo: &str, revision: &str, path: &str) -> String {
     let path: Vec<String> = path.split('/').map(percent_encode).collect();
-    format!(
-        "{}/{repo}/resolve/{revision}/{}",
-        endpoint.trim_end_matches('/'),
-        path.join("/")
-    )
+    format!("{}/{repo}/resolve/{revision}/{}", endpoint.trim_end_matches('/'), path.join("/"))
 }
 
 /// RFC 3986: everything but the unreserved characters.
@@ -63,9 +56,7 @@ fn percent_encode(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     for b in text.bytes() {
         match b {
-            b'A'..=b'Z' | b'a'..=b'z' | b'0'..=b'9' | b'-' | b'.' | b'_' | b'~' => {
-                out.push(b as char)
-            }
+            b'A'..=b'Z' | b'a'..=b'z' | b'0'..=b'9' | b'-' | b'.' | b'_' | b'~' => out.push(b as char),
             _ => out.push_str(&format!("%{b:02X}")),
         }
     }
@@ -74,104 +65,58 @@ fn percent_encode(text: &str) -> String {
 
 /// The `.gguf` files of a repository.
 pub(crate) fn list(client: &Client, endpoint: &str, repo: &str) -> Result<Vec<RepoFile>, Error> {
-    let url = format!(
-        "{}/api/models/{repo}?blobs=true",
-        endpoint.trim_end_matches('/')
-    );
+    let url = format!("{}/api/models/{repo}?blobs=true", endpoint.trim_end_matches('/'));
     let mut answer = client.get(&url, &[])?;
     check_status(&url, &answer)?;
-    let failed = |reason: String| Error::Transfer {
-        url: url.clone(),
-        reason,
-    };
-    let body = answer
-        .response
-        .body_mut()
-        .with_config()
-        .limit(LISTING_BYTES_MAX)
-        .read_to_vec();
+    let failed = |reason: String| Error::Transfer { url: url.clone(), reason };
+    let body = answer.response.body_mut().with_config().limit(LISTING_BYTES_MAX).read_to_vec();
     let body = body.map_err(|e| failed(e.to_string()))?;
-    let listing: Listing =
-        serde_json::from_slice(&body).map_err(|e| failed(format!("not the hub's listing: {e}")))?;
-    let gguf = listing
-        .siblings
-        .into_iter()
-        .filter(|s| s.rfilename.to_ascii_lowercase().ends_with(".gguf"));
+    let listing: Listing = serde_json::from_slice(&body).map_err(|e| failed(format!("not the hub's listing: {e}")))?;
+    let gguf = listing.siblings.into_iter().filter(|s| s.rfilename.to_ascii_lowercase().ends_with(".gguf"));
     gguf.map(|s| {
         check_relative(&s.rfilename)?;
         let (sha256, lfs_size) = s.lfs.map_or((None, None), |l| (l.sha256, l.size));
-        Ok(RepoFile {
-            path: s.rfilename,
-            bytes: lfs_size.or(s.size),
-            sha256,
-        })
+        Ok(RepoFile { path: s.rfilename, bytes: lfs_size.or(s.size), sha256 })
     })
     .collect()
 }
 
 /// Refuses a path that could leave the directory it is put into.
 pub(crate) fn check_relative(path: &str) -> Result<(), Error> {
-    let part_is_bad = |part: &str| {
-        part.is_empty() || part == "." || part == ".." || part.contains(['\\', ':', '\0'])
-    };
+    let part_is_bad = |part: &str| part.is_empty() || part == "." || part == ".." || part.contains(['\\', ':', '\0']);
     if path.split('/').any(part_is_bad) {
-        return Err(Error::HostileName {
-            name: path.to_owned(),
-        });
+        return Err(Error::HostileName { name: path.to_owned() });
     }
     Ok(())
 }
 
 /// The files that `quant` means, in order: one, or all parts of a split one. Names are compared without case.
 /// `repo` is for the message.
-pub(crate) fn choose(
-    repo: &str,
-    files: &[RepoFile],
-    quant: Option<&str>,
-) -> Result<Vec<RepoFile>, Error> {
+pub(crate) fn choose(repo: &str, files: &[RepoFile], quant: Option<&str>) -> Result<Vec<RepoFile>, Error> {
     // Projectors and importance matrices are no language models.
     let is_model = |f: &&RepoFile| {
         let name = file_name(&f.path).to_ascii_lowercase();
         !name.contains("mmproj") && !name.contains("imatrix")
     };
     // One candidate for each split file: its first part.
-    let mut firsts: Vec<&RepoFile> = files
-        .iter()
-        .filter(is_model)
-        .filter(|f| split_of(&f.path).is_none_or(|s| s.number == 1))
-        .collect();
+    let mut firsts: Vec<&RepoFile> =
+        files.iter().filter(is_model).filter(|f| split_of(&f.path).is_none_or(|s| s.number == 1)).collect();
     firsts.sort_by_key(|f| (f.path.len(), f.path.clone()));
     let wanted = quant.unwrap_or(DEFAULT_QUANT);
     let found = firsts
         .iter()
-        .find(|f| {
-            f.path.eq_ignore_ascii_case(wanted) || file_name(&f.path).eq_ignore_ascii_case(wanted)
-        })
-        .or_else(|| {
-            firsts
-                .iter()
-                .find(|f| has_quant(file_name(&f.path), wanted))
-        })
+        .find(|f| f.path.eq_ignore_ascii_case(wanted) || file_name(&f.path).eq_ignore_ascii_case(wanted))
+        .or_else(|| firsts.iter().find(|f| has_quant(file_name(&f.path), wanted)))
         .or_else(|| firsts.iter().find(|f| has_quant(&f.path, wanted)));
     let first = match (found, &firsts[..]) {
         (Some(first), _) => *first,
         (None, [only]) if quant.is_none() => *only,
         _ => {
-            let mut present: Vec<String> = firsts
-                .iter()
-                .map(|f| quant_of(&f.path).unwrap_or_else(|| file_name(&f.path).to_owned()))
-                .collect();
+            let mut present: Vec<String> =
+                firsts.iter().map(|f| quant_of(&f.path).unwrap_or_else(|| file_name(&f.path).to_owned())).collect();
             present.dedup();
-            let present = if present.is_empty() {
-                "no .gguf at all".to_owned()
-            } else {
-                present.join(", ")
-            };
-            return Err(Error::NoSuchQuant {
-                repo: repo.to_owned(),
-                wanted: wanted.to_owned(),
-                present,
-            });
+            let present = if present.is_empty() { "no .gguf at all".to_owned() } else { present.join(", ") };
+            return Err(Error::NoSuchQuant { repo: repo.to_owned(), wanted: wanted.to_owned(), present });
         }
     };
     let Some(split) = split_of(&first.path) else {
@@ -180,15 +125,11 @@ pub(crate) fn choose(
     (1..=split.count)
         .map(|number| {
             let path = split.path_of(number);
-            files
-                .iter()
-                .find(|f| f.path == path)
-                .cloned()
-                .ok_or_else(|| Error::NoSuchQuant {
-                    repo: repo.to_owned(),
-                    wanted: path,
-                    present: format!("the other parts of {}", split.stem),
-                })
+            files.iter().find(|f| f.path == path).cloned().ok_or_else(|| Error::NoSuchQuant {
+                repo: repo.to_owned(),
+                wanted: path,
+                present: format!("the other parts of {}", split.stem),
+            })
         })
         .collect()
 }
@@ -218,11 +159,7 @@ pub(crate) fn split_of(path: &str) -> Option<Split> {
     let (base, count) = base.rsplit_once("-of-")?;
     let (stem, number) = base.rsplit_once('-')?;
     let read = |t: &str| (t.len() == 5).then(|| t.parse::<u32>().ok()).flatten();
-    Some(Split {
-        stem: stem.to_owned(),
-        number: read(number)?,
-        count: read(count)?,
-    })
+    Some(Split { stem: stem.to_owned(), number: read(number)?, count: read(count)? })
 }
 
 /// Whether `quant` stands in `path` as a word of its own: `Q4_K` does not stand in `x-Q4_K_M` nor in `IQ4_K`.
@@ -239,12 +176,9 @@ fn has_quant(path: &str, quant: &str) -> bool {
 /// The quantization in a file name, if one can be told.
 pub(crate) fn quant_of(path: &str) -> Option<String> {
     let known = |word: &str| {
-        let digit_after = |prefix: &str| {
-            word.strip_prefix(prefix)
-                .is_some_and(|rest| rest.starts_with(|c: char| c.is_ascii_digit()))
-        };
-        ["Q", "IQ", "TQ"].into_iter().any(digit_after)
-            || ["F16", "BF16", "F32", "MXFP4"].contains(&word)
+        let digit_after =
+            |prefix: &str| word.strip_prefix(prefix).is_some_and(|rest| rest.starts_with(|c: char| c.is_ascii_digit()));
+        ["Q", "IQ", "TQ"].into_iter().any(digit_after) || ["F16", "BF16", "F32", "MXFP4"].contains(&word)
     };
     let upper = path.to_ascii_uppercase();
     let mut words = upper.split(['-', '.', '/']);
@@ -256,86 +190,44 @@ mod tests {
     use super::*;
 
     fn files(paths: &[&str]) -> Vec<RepoFile> {
-        paths
-            .iter()
-            .map(|p| RepoFile {
-                path: (*p).to_owned(),
-                bytes: None,
-                sha256: None,
-            })
-            .collect()
+        paths.iter().map(|p| RepoFile { path: (*p).to_owned(), bytes: None, sha256: None }).collect()
     }
 
     fn chosen(paths: &[&str], quant: Option<&str>) -> Vec<String> {
-        choose("r", &files(paths), quant)
-            .unwrap()
-            .into_iter()
-            .map(|f| f.path)
-            .collect()
+        choose("r", &files(paths), quant).unwrap().into_iter().map(|f| f.path).collect()
     }
 
     #[test]
     fn a_quantization_is_a_whole_word_without_case() {
-        let paths = [
-            "m-IQ4_XS.gguf",
-            "m-UD-Q4_K_M.gguf",
-            "m-Q4_K_M.gguf",
-            "m-Q4_K_S.gguf",
-            "m.q8_0.gguf",
-            "mmproj-F16.gguf",
-        ];
+        let paths =
+            ["m-IQ4_XS.gguf", "m-UD-Q4_K_M.gguf", "m-Q4_K_M.gguf", "m-Q4_K_S.gguf", "m.q8_0.gguf", "mmproj-F16.gguf"];
         assert_eq!(chosen(&paths, None), ["m-Q4_K_M.gguf"]);
         assert_eq!(chosen(&paths, Some("q4_k_s")), ["m-Q4_K_S.gguf"]);
         assert_eq!(chosen(&paths, Some("Q8_0")), ["m.q8_0.gguf"]);
         assert_eq!(chosen(&paths, Some("UD-Q4_K_M")), ["m-UD-Q4_K_M.gguf"]);
         assert_eq!(chosen(&paths, Some("m.q8_0.gguf")), ["m.q8_0.gguf"]);
         assert!(choose("r", &files(&paths), Some("Q4_K")).is_err());
-        let error = choose("r", &files(&paths), Some("F16"))
-            .unwrap_err()
-            .to_string();
-        assert!(
-            error.contains("Q8_0, IQ4_XS") && error.contains("F16"),
-            "{error}"
-        );
+        let error = choose("r", &files(&paths), Some("F16")).unwrap_err().to_string();
+        assert!(error.contains("Q8_0, IQ4_XS") && error.contains("F16"), "{error}");
     }
 
     #[test]
     fn the_only_file_is_taken_when_nothing_is_asked_for() {
         assert_eq!(chosen(&["m-Q8_0.gguf"], None), ["m-Q8_0.gguf"]);
         assert!(choose("r", &files(&["m-Q8_0.gguf"]), Some("Q4_0")).is_err());
-        assert!(
-            choose("r", &files(&[]), None)
-                .unwrap_err()
-                .to_string()
-                .contains("no .gguf at all")
-        );
+        assert!(choose("r", &files(&[]), None).unwrap_err().to_string().contains("no .gguf at all"));
     }
 
     #[test]
     fn all_parts_of_a_split_file_are_chosen_in_order() {
-        let paths = [
-            "Q2_K/m-00002-of-00002.gguf",
-            "Q2_K/m-00001-of-00002.gguf",
-            "m-Q8_0.gguf",
-        ];
-        assert_eq!(
-            chosen(&paths, Some("Q2_K")),
-            ["Q2_K/m-00001-of-00002.gguf", "Q2_K/m-00002-of-00002.gguf"]
-        );
+        let paths = ["Q2_K/m-00002-of-00002.gguf", "Q2_K/m-00001-of-00002.gguf", "m-Q8_0.gguf"];
+        assert_eq!(chosen(&paths, Some("Q2_K")), ["Q2_K/m-00001-of-00002.gguf", "Q2_K/m-00002-of-00002.gguf"]);
         assert!(choose("r", &files(&paths[1..]), Some("Q2_K")).is_err());
     }
 
     #[test]
     fn paths_that_leave_their_directory_are_refused() {
-        for path in [
-            "../a.gguf",
-            "/a.gguf",
-            "a/../../b.gguf",
-            "a//b.gguf",
-            "a\\..\\b.gguf",
-            "C:/a.gguf",
-            "",
-        ] {
+        for path in ["../a.gguf", "/a.gguf", "a/../../b.gguf", "a//b.gguf", "a\\..\\b.gguf", "C:/a.gguf", ""] {
             assert!(check_relative(path).is_err(), "{path:?}");
         }
         check_relative("Q4_K_M/a b.gguf").unwrap();
@@ -343,9 +235,6 @@ mod tests {
 
     #[test]
     fn addresses_are_percent_encoded() {
-        assert_eq!(
-            file_url("https://h/", "u/r", "main", "a b/c.gguf"),
-            "https://h/u/r/resolve/main/a%20b/c.gguf"
-        );
+        assert_eq!(file_url("https://h/", "u/r", "main", "a b/c.gguf"), "https://h/u/r/resolve/main/a%20b/c.gguf");
     }
 }

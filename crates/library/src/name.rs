@@ -28,20 +28,12 @@ pub enum Name {
     },
 }
 
-const HUB_PREFIXES: [&str; 4] = [
-    "hf.co/",
-    "huggingface.co/",
-    "https://hf.co/",
-    "https://huggingface.co/",
-];
+const HUB_PREFIXES: [&str; 4] = ["hf.co/", "huggingface.co/", "https://hf.co/", "https://huggingface.co/"];
 
 impl Name {
     /// Reads a name. A text with a slash or ending in `.gguf` is a path, unless it begins as a hub name does.
     pub fn parse(text: &str) -> Result<Name, Error> {
-        let bad = |reason: &str| Error::Name {
-            name: text.to_owned(),
-            reason: reason.to_owned(),
-        };
+        let bad = |reason: &str| Error::Name { name: text.to_owned(), reason: reason.to_owned() };
         if text.is_empty() {
             return Err(bad("it is empty"));
         }
@@ -57,11 +49,7 @@ impl Name {
             for part in [Some(user), Some(repo), quant].into_iter().flatten() {
                 check_word(part).map_err(|reason| bad(&reason))?;
             }
-            return Ok(Name::Hub {
-                user: user.into(),
-                repo: repo.into(),
-                quant: quant.map(str::to_owned),
-            });
+            return Ok(Name::Hub { user: user.into(), repo: repo.into(), quant: quant.map(str::to_owned) });
         }
         if Self::looks_like_path(text) {
             return Ok(Name::Path(PathBuf::from(text)));
@@ -73,10 +61,7 @@ impl Name {
         for part in [Some(name), tag].into_iter().flatten() {
             check_word(part).map_err(|reason| bad(&reason))?;
         }
-        Ok(Name::Catalog {
-            name: name.into(),
-            tag: tag.map(str::to_owned),
-        })
+        Ok(Name::Catalog { name: name.into(), tag: tag.map(str::to_owned) })
     }
 
     /// Whether `text` is written as a path: it has a separator or ends in `.gguf`.
@@ -107,10 +92,7 @@ fn check_word(word: &str) -> Result<(), String> {
     if word.starts_with('.') {
         return Err(format!("{word:?} begins with a dot"));
     }
-    if let Some(c) = word
-        .chars()
-        .find(|c| !(c.is_ascii_alphanumeric() || "._-".contains(*c)))
-    {
+    if let Some(c) = word.chars().find(|c| !(c.is_ascii_alphanumeric() || "._-".contains(*c))) {
         return Err(format!("{c:?} is not allowed"));
     }
     Ok(())
@@ -122,34 +104,15 @@ mod tests {
 
     #[test]
     fn each_form_is_told_from_the_others() {
-        let catalog = |name: &str, tag: Option<&str>| Name::Catalog {
-            name: name.into(),
-            tag: tag.map(str::to_owned),
-        };
+        let catalog = |name: &str, tag: Option<&str>| Name::Catalog { name: name.into(), tag: tag.map(str::to_owned) };
         assert_eq!(Name::parse("smollm2").unwrap(), catalog("smollm2", None));
-        assert_eq!(
-            Name::parse("smollm2:q4_1").unwrap(),
-            catalog("smollm2", Some("q4_1"))
-        );
-        let hub = Name::Hub {
-            user: "a".into(),
-            repo: "b-GGUF".into(),
-            quant: Some("Q8_0".into()),
-        };
+        assert_eq!(Name::parse("smollm2:q4_1").unwrap(), catalog("smollm2", Some("q4_1")));
+        let hub = Name::Hub { user: "a".into(), repo: "b-GGUF".into(), quant: Some("Q8_0".into()) };
         assert_eq!(Name::parse("hf.co/a/b-GGUF:Q8_0").unwrap(), hub);
-        assert_eq!(
-            Name::parse("https://huggingface.co/a/b-GGUF:Q8_0").unwrap(),
-            hub
-        );
+        assert_eq!(Name::parse("https://huggingface.co/a/b-GGUF:Q8_0").unwrap(), hub);
         assert_eq!(Name::parse("m.gguf").unwrap(), Name::Path("m.gguf".into()));
-        assert_eq!(
-            Name::parse("./smollm2").unwrap(),
-            Name::Path("./smollm2".into())
-        );
-        assert_eq!(
-            Name::parse("C:\\m.GGUF").unwrap(),
-            Name::Path("C:\\m.GGUF".into())
-        );
+        assert_eq!(Name::parse("./smollm2").unwrap(), Name::Path("./smollm2".into()));
+        assert_eq!(Name::parse("C:\\m.GGUF").unwrap(), Name::Path("C:\\m.GGUF".into()));
     }
 
     #[test]
@@ -168,22 +131,13 @@ mod tests {
             "a b",
             "a\0",
         ] {
-            assert!(
-                matches!(Name::parse(text), Err(Error::Name { .. })),
-                "{text:?}"
-            );
+            assert!(matches!(Name::parse(text), Err(Error::Name { .. })), "{text:?}");
         }
     }
 
     #[test]
     fn a_name_prints_as_it_is_written() {
-        for text in [
-            "smollm2",
-            "smollm2:x",
-            "hf.co/a/b",
-            "hf.co/a/b:Q4_0",
-            "./m.gguf",
-        ] {
+        for text in ["smollm2", "smollm2:x", "hf.co/a/b", "hf.co/a/b:Q4_0", "./m.gguf"] {
             assert_eq!(Name::parse(text).unwrap().to_string(), text);
         }
     }

