@@ -1,4 +1,14 @@
-//! Metadata values.
+//! Metadata values: reading them, and looking them up.
+
+use crate::cursor::Cursor;
+use crate::error::{Error, clip};
+
+/// Levels of nested arrays that are read; files in the wild have one.
+pub const ARRAY_DEPTH_MAX: usize = 8;
+/// Least size of an array in the file: element type and count.
+const ARRAY_BYTES_MIN: u64 = 4 + 8;
+/// Least size of a text in the file: its length.
+const STRING_BYTES_MIN: u64 = 8;
 
 /// A metadata value.
 #[derive(Debug, Clone, PartialEq)]
@@ -62,16 +72,158 @@ pub enum Array {
     Array(Vec<Array>),
 }
 
-/// Key-value pairs in file order.
+impl Value {
+    /// Reads a value of the file's type number `id`; `key` names it in errors.
+    pub(crate) fn read(cursor: &mut Cursor<'_>, id: u32, key: &str) -> Result<Self, Error> {
+        Ok(match id {
+            0 => Self::U8(cursor.bytes(key).map(u8::from_le_bytes)?),
+            1 => Self::I8(cursor.bytes(key).map(i8::from_le_bytes)?),
+            2 => Self::U16(cursor.bytes(key).map(u16::from_le_bytes)?),
+            3 => Self::I16(cursor.bytes(key).map(i16::from_le_bytes)?),
+            4 => Self::U32(cursor.bytes(key).map(u32::from_le_bytes)?),
+            5 => Self::I32(cursor.bytes(key).map(i32::from_le_bytes)?),
+            6 => Self::F32(cursor.bytes(key).map(f32::from_le_bytes)?),
+            7 => {
+                let [byte] = cursor.bytes(key)?;
+                check_bool(byte, key)?;
+                Self::Bool(byte == 1)
+            }
+            8 => Self::String(cursor.string(key)?),
+            9 => Self::Array(Array::read(cursor, key, 1)?),
+            10 => Self::U64(cursor.bytes(key).map(u64::from_le_bytes)?),
+            11 => Self::I64(cursor.bytes(key).map(i64::from_le_bytes)?),
+            12 => Self::F64(cursor.bytes(key).map(f64::from_le_bytes)?),
+            _ => return Err(Error::ValueType { key: clip(key), id }),
+        })
+    }
+
+    /// Number of this value's type in the file.
+    pub fn type_id(&self) -> u32 {
+        match self {
+            Self::U8(_) => 0,
+            Self::I8(_) => 1,
+            Self::U16(_) => 2,
+            Self::I16(_) => 3,
+            Self::U32(_) => 4,
+            Self::I32(_) => 5,
+            Self::F32(_) => 6,
+            Self::Bool(_) => 7,
+            Self::String(_) => 8,
+            Self::Array(_) => 9,
+            Self::U64(_) => 10,
+            Self::I64(_) => 11,
+            Self::F64(_) => 12,
+        }
+    }
+}
+
+impl Array {
+    fn read(cursor: &mut Cursor<'_>, key: &str, depth: usize) -> Result<Self, Error> {
+        if depth > ARRAY_DEPTH_MAX {
+            return Err(Error::Depth { key: clip(key), depth_max: ARRAY_DEPTH_MAX });
+        }
+        let id = cursor.u32(key)?;
+        Ok(match id {
+            0 => Self::U8(cursor.numbers(key, u8::from_le_bytes)?),
+            1 => Self::I8(cursor.numbers(key, i8::from_le_bytes)?),
+            2 => Self::U16(cursor.numbers(key, u16::from_le_bytes)?),
+            3 => Self::I16(cursor.numbers(key, i16::from_le_bytes)?),
+            4 => Self::U32(cursor.numbers(key, u32::from_le_bytes)?),
+            5 => Self::I32(cursor.numbers(key, i32::from_le_bytes)?),
+            6 => Self::F32(cursor.numbers(key, f32::from_le_bytes)?),
+            7 => {
+                let bytes = cursor.numbers(key, |[byte]: [u8; 1]| byte)?;
+                bytes.iter().try_for_each(|&byte| check_bool(byte, key))?;
+                Self::Bool(bytes.into_iter().map(|byte| byte == 1).collect())
+            }
+            8 => {
+                let count = cursor.count(key, STRING_BYTES_MIN)?;
+                Self::String(cursor.list(count, |c| c.string(key))?)
+            }
+            9 => {
+                let count = cursor.count(key, ARRAY_BYTES_MIN)?;
+                Self::Array(cursor.list(count, |c| Self::read(c, key, depth + 1))?)
+            }
+            10 => Self::U64(cursor.numbers(key, u64::from_le_bytes)?),
+            11 => Self::I64(cursor.numbers(key, i64::from_le_bytes)?),
+            12 => Self::F64(cursor.numbers(key, f64::from_le_bytes)?),
+            _ => return Err(Error::ValueType { key: clip(key), id }),
+        })
+    }
+
+    /// Number of the elements' type in the file.
+    pub fn type_id(&self) -> u32 {
+        match self {
+            Self::U8(_) => 0,
+            Self::I8(_) => 1,
+            Self::U16(_) => 2,
+            Self::I16(_) => 3,
+            Self::U32(_) => 4,
+            Self::I32(_) => 5,
+            Self::F32(_) => 6,
+            Self::Bool(_) => 7,
+            Self::String(_) => 8,
+            Self::Array(_) => 9,
+            Self::U64(_) => 10,
+            Self::I64(_) => 11,
+            Self::F64(_) => 12,
+        }
+    }
+
+    /// Number of elements.
+    pub fn len(&self) -> usize {
+        match self {
+            Self::U8(v) => v.len(),
+            Self::I8(v) => v.len(),
+            Self::U16(v) => v.len(),
+            Self::I16(v) => v.len(),
+            Self::U32(v) => v.len(),
+            Self::I32(v) => v.len(),
+            Self::F32(v) => v.len(),
+            Self::Bool(v) => v.len(),
+            Self::String(v) => v.len(),
+            Self::Array(v) => v.len(),
+            Self::U64(v) => v.len(),
+            Self::I64(v) => v.len(),
+            Self::F64(v) => v.len(),
+        }
+    }
+
+    /// Whether there are no elements.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+}
+
+fn check_bool(found: u8, key: &str) -> Result<(), Error> {
+    if found > 1 { Err(Error::Bool { key: clip(key), found }) } else { Ok(()) }
+}
+
+/// Key-value pairs in file order. Every key occurs once.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Metadata {
     entries: Vec<(String, Value)>,
+    /// Places in `entries`, ordered by key.
+    by_key: Vec<usize>,
 }
 
 impl Metadata {
+    /// The pairs in `entries`. A key that occurs twice is an error.
+    pub fn from_entries(entries: Vec<(String, Value)>) -> Result<Self, Error> {
+        let mut by_key: Vec<usize> = (0..entries.len()).collect();
+        by_key.sort_unstable_by(|&a, &b| entries[a].0.cmp(&entries[b].0));
+        for pair in by_key.windows(2) {
+            if entries[pair[0]].0 == entries[pair[1]].0 {
+                return Err(Error::DuplicateKey { key: clip(&entries[pair[0]].0) });
+            }
+        }
+        Ok(Self { entries, by_key })
+    }
+
     /// The value of `key`.
     pub fn get(&self, key: &str) -> Option<&Value> {
-        self.entries.iter().find(|(k, _)| k == key).map(|(_, v)| v)
+        let place = self.by_key.binary_search_by(|&i| self.entries[i].0.as_str().cmp(key)).ok()?;
+        Some(&self.entries[self.by_key[place]].1)
     }
 
     /// All pairs in file order.
@@ -143,9 +295,5 @@ impl Metadata {
             Value::Array(Array::I8(v)) => Some(v.iter().map(|&x| x.into()).collect()),
             _ => None,
         }
-    }
-
-    pub(crate) fn push(&mut self, key: String, value: Value) {
-        self.entries.push((key, value));
     }
 }

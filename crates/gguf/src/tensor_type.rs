@@ -71,6 +71,16 @@ tensor_types! {
     MXFP4 = 39, 32 values in 17 bytes;
 }
 
+impl TensorType {
+    /// Bytes of a row of `row_len` values: `None` if that is not a whole number of blocks or overflows.
+    pub fn row_bytes(self, row_len: u64) -> Option<u64> {
+        if row_len % self.block_len() != 0 {
+            return None;
+        }
+        (row_len / self.block_len()).checked_mul(self.block_bytes())
+    }
+}
+
 impl std::fmt::Display for TensorType {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(self.name())
