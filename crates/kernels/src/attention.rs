@@ -1,0 +1,483 @@
+//! Attention over KV blocks of 16 positions.
+//!
+//! A KV block holds, for each layer and KV head, keys as `[head_len][16 positions]` and values as `[16 positions][head_len]`
+//! in half precision: 16 positions are the lanes of a score, and `head_len` values those of an output.
+//!
+//! Definition. Positions are cut into splits of [`SPLIT`], at fixed places. In a split: scores are chains over the head's
+//! values; m is their maximum, p = exp(score - m), l the sum of p (16 chains over the blocks, then a tree), and each output
+//! o a chain of p · v over the positions. Splits are merged in order: M' = max(M, m), L' = L · exp(M - M') + l · exp(m - M'),
+//! O' likewise; the result is O / L. So threads, batches and chunks cannot matter.
+
+use crate::isa::Level;
+use crate::math::{exp, sum16, tanh};
+use crate::simd::{Op, Simd};
+use crate::threads::{Cell, GridShape, Pool};
+
+/// Positions of a KV block.
+pub const KV_BLOCK: usize = 16;
+/// Positions of a split.
+pub const SPLIT: usize = 256;
+/// Query rows (a token and a head) that share the work on a block.
+const ROWS: usize = 8;
+/// Longest head.
+pub const HEAD_LEN_MAX: usize = 256;
+
+/// Shape of attention, the same for all layers that share it.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Shape {
+    /// Query heads.
+    pub heads: usize,
+    /// KV heads; divides `heads`.
+    pub heads_kv: usize,
+    /// Values of a head: a multiple of 16, at most [`HEAD_LEN_MAX`].
+    pub head_len: usize,
+    /// Factor of the scores.
+    pub scale: f32,
+    /// Positions that a query sees, its own included; `None` sees all.
+    pub window: Option<usize>,
+    /// `cap · tanh(score / cap)` for scores.
+    pub soft_cap: Option<f32>,
+}
+
+impl Shape {
+    /// Halves of one KV block of one layer.
+    pub fn block_len(&self) -> usize {
+        2 * self.heads_kv * self.head_len * KV_BLOCK
+    }
+}
+
+/// The KV blocks of one sequence in one layer.
+#[derive(Debug, Clone, Copy)]
+pub struct KvBlocks<'a> {
+    /// Blocks of the sequence in order; each holds all layers.
+    pub blocks: &'a [Box<[u16]>],
+    /// Where this layer begins in a block, in halves.
+    pub offset: usize,
+}
+
+impl<'a> KvBlocks<'a> {
+    fn keys(&self, shape: &Shape, block: usize, head: usize) -> &'a [u16] {
+        let len = shape.head_len * KV_BLOCK;
+        &self.blocks[block][self.offset + 2 * head * len..][..len]
+    }
+
+    fn values(&self, shape: &Shape, block: usize, head: usize) -> &'a [u16] {
+        let len = shape.head_len * KV_BLOCK;
+        &self.blocks[block][self.offset + (2 * head + 1) * len..][..len]
+    }
+}
+
+/// Writes the key and value rows (`heads_kv * head_len` values each) of the position `slot` of a block's layer.
+pub fn write_kv(level: Level, shape: &Shape, layer: &mut [u16], slot: usize, key: &[f32], value: &[f32]) {
+    level.run(WriteKv { shape, layer, slot, key, value });
+}
+
+struct WriteKv<'a> {
+    shape: &'a Shape,
+    layer: &'a mut [u16],
+    slot: usize,
+    key: &'a [f32],
+    value: &'a [f32],
+}
+
+impl Op for WriteKv<'_> {
+    type Out = ();
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        let n = self.shape.head_len;
+        let heads = self.layer.chunks_exact_mut(2 * n * KV_BLOCK);
+        for ((head, key), value) in heads.zip(self.key.chunks_exact(n)).zip(self.value.chunks_exact(n)) {
+            let (keys, values) = head.split_at_mut(n * KV_BLOCK);
+            let mut half = [0; 16];
+            for at in (0..n).step_by(S::LANES) {
+                s.f_store_half(s.f_load(&key[at..]), &mut half);
+                for (i, &h) in half[..S::LANES].iter().enumerate() {
+                    keys[(at + i) * KV_BLOCK + self.slot] = h;
+                }
+                s.f_store_half(s.f_load(&value[at..]), &mut values[self.slot * n + at..]);
+            }
+        }
+    }
+}
+
+/// Partial results of one token's heads, for splits that are computed apart.
+#[derive(Debug, Default)]
+pub struct Scratch {
+    /// For each head and split: m, l, then the outputs.
+    partial: Vec<f32>,
+}
+
+/// Attention of `tokens` consecutive tokens of one sequence, the first at `position`, whose keys and values are in
+/// `kv` already. `q` has rows of `q_stride` values with the heads first; `out` has rows of `heads * head_len`.
+#[allow(clippy::too_many_arguments)]
+pub fn attention(
+    pool: &mut Pool,
+    level: Level,
+    shape: &Shape,
+    kv: KvBlocks<'_>,
+    position: usize,
+    tokens: usize,
+    q: &[f32],
+    q_stride: usize,
+    out: &mut [f32],
+    scratch: &mut Scratch,
+) {
+    assert!(shape.head_len.is_multiple_of(16) && shape.head_len <= HEAD_LEN_MAX && shape.heads.is_multiple_of(shape.heads_kv));
+    let group = shape.heads / shape.heads_kv;
+    let row_len = shape.heads * shape.head_len;
+    let first_visible = shape.window.map_or(0, |w| (position + 1).saturating_sub(w));
+    let splits = first_visible / SPLIT..(position + tokens).div_ceil(SPLIT);
+    let query = Query { shape, kv, position, q, q_stride };
+    if tokens == 1 && splits.len() > 1 {
+        // Too few heads to share out: splits are tasks too, merged below in the order of the definition.
+        let piece = group * (shape.head_len + 2);
+        let needed = shape.heads_kv * splits.len() * piece;
+        if scratch.partial.len() < needed {
+            scratch.partial.resize(needed, 0.0);
+        }
+        let n = splits.len();
+        pool.run_chunks(&mut scratch.partial[..needed], piece, |i, out| {
+            let split = splits.start + i % n;
+            for (g, out) in (0..group).step_by(ROWS).zip(out.chunks_mut(ROWS * (shape.head_len + 2))) {
+                let rows = Rows { head_kv: i / n, token: 0, first: g, tokens: 1, heads: ROWS.min(group - g) };
+                level.run(Partial { query, rows, split, out });
+            }
+        });
+        let partial = &scratch.partial[..needed];
+        pool.run_chunks(&mut out[..row_len], shape.head_len, |head, out| {
+            let (head_kv, g) = (head / group, head % group);
+            level.run(Merge { partial, first: head_kv * n * piece + g * (shape.head_len + 2), step: piece, splits: n, out });
+        });
+        return;
+    }
+    // A cell is one KV head's group of heads for as many tokens as fill the rows.
+    let cell_tokens = (2 * ROWS / group).clamp(1, 16);
+    let grid = GridShape { rows: tokens, row_len, cell_rows: cell_tokens, cell_cols: group * shape.head_len };
+    pool.run_grid(out, grid, |token, col, cell| {
+        let head_kv = col / (group * shape.head_len);
+        let tokens = cell.rows();
+        let (step_t, step_g) = if group >= ROWS { (1, ROWS) } else { (ROWS / group, group) };
+        for t in (0..tokens).step_by(step_t) {
+            for g in (0..group).step_by(step_g) {
+                let rows = Rows {
+                    head_kv,
+                    token: token + t,
+                    first: g,
+                    tokens: step_t.min(tokens - t),
+                    heads: step_g.min(group - g),
+                };
+                level.run(Whole { query, rows, cell, cell_row: t });
+            }
+        }
+    });
+}
+
+#[derive(Clone, Copy)]
+struct Query<'a> {
+    shape: &'a Shape,
+    kv: KvBlocks<'a>,
+    position: usize,
+    q: &'a [f32],
+    q_stride: usize,
+}
+
+/// Up to [`ROWS`] query rows of one KV head: `tokens` tokens, `heads` heads of the group from `first` on.
+#[derive(Clone, Copy)]
+struct Rows {
+    head_kv: usize,
+    token: usize,
+    first: usize,
+    tokens: usize,
+    heads: usize,
+}
+
+impl Rows {
+    fn len(&self) -> usize {
+        self.tokens * self.heads
+    }
+    fn token(&self, r: usize) -> usize {
+        self.token + r / self.heads
+    }
+    fn head(&self, r: usize) -> usize {
+        self.first + r % self.heads
+    }
+}
+
+/// Results of one split for a set of rows.
+struct SplitResult {
+    max: [f32; ROWS],
+    sum: [f32; ROWS],
+    out: [[f32; HEAD_LEN_MAX]; ROWS],
+}
+
+impl SplitResult {
+    fn new() -> Self {
+        Self { max: [f32::NEG_INFINITY; ROWS], sum: [0.0; ROWS], out: [[0.0; HEAD_LEN_MAX]; ROWS] }
+    }
+}
+
+/// One split for some rows. Returns which rows see none of its positions as a maximum of -infinity.
+#[inline(always)]
+fn split<S: Simd>(s: S, query: &Query<'_>, rows: Rows, split: usize, result: &mut SplitResult) {
+    let shape = query.shape;
+    let n = shape.head_len;
+    let group = shape.heads / shape.heads_kv;
+    let mut scores = [[0.0f32; SPLIT]; ROWS];
+    // Positions lo..hi are visible to row r; blocks from the first to the last that any row sees.
+    let mut visible = [(0, 0); ROWS];
+    let (mut first, mut last) = (usize::MAX, 0);
+    for r in 0..rows.len() {
+        let at = query.position + rows.token(r);
+        let lo = shape.window.map_or(0, |w| (at + 1).saturating_sub(w)).max(split * SPLIT);
+        let hi = (at + 1).min((split + 1) * SPLIT);
+        visible[r] = (lo, hi.max(lo));
+        if lo < hi {
+            first = first.min(lo / KV_BLOCK);
+            last = last.max(hi.div_ceil(KV_BLOCK));
+        }
+    }
+    result.max = [f32::NEG_INFINITY; ROWS];
+    result.sum = [0.0; ROWS];
+    if first >= last {
+        return;
+    }
+    let mut q = [[0.0f32; HEAD_LEN_MAX]; ROWS];
+    for r in 0..rows.len() {
+        let from = rows.token(r) * query.q_stride + (rows.head_kv * group + rows.head(r)) * n;
+        for (to, x) in q[r][..n].iter_mut().zip(&query.q[from..from + n]) {
+            *to = x * shape.scale;
+        }
+    }
+    for block in first..last {
+        let keys = query.kv.keys(shape, block, rows.head_kv);
+        let at = block * KV_BLOCK - split * SPLIT;
+        for h in 0..KV_BLOCK / S::LANES {
+            let mut acc = [s.f_splat(0.0); ROWS];
+            for i in 0..n {
+                let k = s.f_load_half(&keys[i * KV_BLOCK + h * S::LANES..]);
+                for r in 0..ROWS {
+                    acc[r] = s.f_fma(k, s.f_splat(q[r][i]), acc[r]);
+                }
+            }
+            for r in 0..rows.len() {
+                let mut score = acc[r];
+                if let Some(cap) = shape.soft_cap {
+                    score = s.f_mul(tanh(s, s.f_div(score, s.f_splat(cap))), s.f_splat(cap));
+                }
+                s.f_store(score, &mut scores[r][at + h * S::LANES..]);
+            }
+        }
+    }
+    for r in 0..rows.len() {
+        let (lo, hi) = visible[r];
+        if lo >= hi {
+            continue;
+        }
+        let max = softmax_row(s, &mut scores[r], (lo - split * SPLIT, hi - split * SPLIT), (first, last, split));
+        (result.max[r], result.sum[r]) = max;
+    }
+    weigh_values(s, query, rows.head_kv, rows.len(), (first, last, split), &scores, &mut result.out);
+}
+
+/// Scores to weights in place (0 outside `visible`); returns their maximum and the sum of the weights.
+#[inline(always)]
+fn softmax_row<S: Simd>(
+    s: S,
+    scores: &mut [f32; SPLIT],
+    (lo, hi): (usize, usize),
+    (first, last, split): (usize, usize, usize),
+) -> (f32, f32) {
+    let blocks = (first * KV_BLOCK - split * SPLIT)..(last * KV_BLOCK - split * SPLIT);
+    let mut largest = s.f_splat(f32::NEG_INFINITY);
+    for at in blocks.clone().step_by(S::LANES) {
+        let x = s.f_load(&scores[at..]);
+        let x = s.f_keep(x, lo.saturating_sub(at).min(16), hi.saturating_sub(at).min(16), f32::NEG_INFINITY);
+        largest = s.f_max(x, largest);
+    }
+    let max = s.f_reduce_max(largest);
+    let mut sums = [0.0; 16];
+    for h in 0..KV_BLOCK / S::LANES {
+        let mut sum = s.f_splat(0.0);
+        for at in (blocks.start + h * S::LANES..blocks.end).step_by(KV_BLOCK) {
+            let x = exp(s, s.f_sub(s.f_load(&scores[at..]), s.f_splat(max)));
+            let x = s.f_keep(x, lo.saturating_sub(at).min(16), hi.saturating_sub(at).min(16), 0.0);
+            sum = s.f_add(sum, x);
+            s.f_store(x, &mut scores[at..]);
+        }
+        s.f_store(sum, &mut sums[h * S::LANES..]);
+    }
+    (max, sum16(&sums))
+}
+
+/// Sums of weights times values, position by position.
+#[inline(always)]
+fn weigh_values<S: Simd>(
+    s: S,
+    query: &Query<'_>,
+    head_kv: usize,
+    rows: usize,
+    (first, last, split): (usize, usize, usize),
+    weights: &[[f32; SPLIT]; ROWS],
+    out: &mut [[f32; HEAD_LEN_MAX]; ROWS],
+) {
+    const R: usize = 4;
+    let shape = query.shape;
+    let n = shape.head_len;
+    let pieces = 16 / S::LANES * 2;
+    for r0 in (0..rows).step_by(R) {
+        // 32 values at a time: two vectors of 16 lanes for four rows.
+        for d in (0..n).step_by(16 * 2) {
+            if d + 32 <= n {
+                for half in 0..pieces / 2 {
+                    let at = d + half * 2 * S::LANES;
+                    let mut acc = [[s.f_splat(0.0); 2]; R];
+                    for block in first..last {
+                        let values = query.kv.values(shape, block, head_kv);
+                        let p = block * KV_BLOCK - split * SPLIT;
+                        for i in 0..KV_BLOCK {
+                            let v = [s.f_load_half(&values[i * n + at..]), s.f_load_half(&values[i * n + at + S::LANES..])];
+                            for r in 0..R {
+                                let w = s.f_splat(weights[r0 + r][p + i]);
+                                acc[r][0] = s.f_fma(w, v[0], acc[r][0]);
+                                acc[r][1] = s.f_fma(w, v[1], acc[r][1]);
+                            }
+                        }
+                    }
+                    for r in 0..R {
+                        s.f_store(acc[r][0], &mut out[r0 + r][at..]);
+                        s.f_store(acc[r][1], &mut out[r0 + r][at + S::LANES..]);
+                    }
+                }
+            } else {
+                for at in (d..n).step_by(S::LANES) {
+                    let mut acc = [s.f_splat(0.0); R];
+                    for block in first..last {
+                        let values = query.kv.values(shape, block, head_kv);
+                        let p = block * KV_BLOCK - split * SPLIT;
+                        for i in 0..KV_BLOCK {
+                            let v = s.f_load_half(&values[i * n + at..]);
+                            for r in 0..R {
+                                acc[r] = s.f_fma(s.f_splat(weights[r0 + r][p + i]), v, acc[r]);
+                            }
+                        }
+                    }
+                    for r in 0..R {
+                        s.f_store(acc[r], &mut out[r0 + r][at..]);
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// Adds a split (m, l, o) to the running (M, L, O).
+#[inline(always)]
+fn merge<S: Simd>(s: S, (max, sum): (&mut f32, &mut f32), out: &mut [f32], m: f32, l: f32, o: &[f32]) {
+    if m == f32::NEG_INFINITY {
+        return;
+    }
+    let both = max.max(m);
+    let mut factors = [0.0; 16];
+    let mut factor = |x: f32| {
+        s.f_store(exp(s, s.f_splat(x)), &mut factors);
+        factors[0]
+    };
+    // The first split meets M = -infinity, whose factor is 0 by definition.
+    let old = if *max == f32::NEG_INFINITY { 0.0 } else { factor(*max - both) };
+    let new = factor(m - both);
+    *max = both;
+    *sum = new.mul_add(l, *sum * old);
+    for at in (0..out.len()).step_by(S::LANES) {
+        let kept = s.f_mul(s.f_load(&out[at..]), s.f_splat(old));
+        s.f_store(s.f_fma(s.f_splat(new), s.f_load(&o[at..]), kept), &mut out[at..]);
+    }
+}
+
+/// O / L.
+#[inline(always)]
+fn normalize<S: Simd>(s: S, out: &mut [f32], sum: f32) {
+    for at in (0..out.len()).step_by(S::LANES) {
+        s.f_store(s.f_div(s.f_load(&out[at..]), s.f_splat(sum)), &mut out[at..]);
+    }
+}
+
+/// All splits of some rows, merged as they come.
+struct Whole<'a, 'c, 'd> {
+    query: Query<'a>,
+    rows: Rows,
+    cell: &'c mut Cell<'d, f32>,
+    cell_row: usize,
+}
+
+impl Op for Whole<'_, '_, '_> {
+    type Out = ();
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        let Whole { query, rows, cell, cell_row } = self;
+        let shape = query.shape;
+        let n = shape.head_len;
+        let mut result = SplitResult::new();
+        let (mut max, mut sum) = ([f32::NEG_INFINITY; ROWS], [0.0; ROWS]);
+        let lowest = shape.window.map_or(0, |w| (query.position + rows.token + 1).saturating_sub(w));
+        let end = query.position + rows.token + rows.tokens;
+        for r in 0..rows.len() {
+            cell.row(cell_row + r / rows.heads)[rows.head(r) * n..][..n].fill(0.0);
+        }
+        for i in lowest / SPLIT..end.div_ceil(SPLIT) {
+            split(s, &query, rows, i, &mut result);
+            for r in 0..rows.len() {
+                let out = &mut cell.row(cell_row + r / rows.heads)[rows.head(r) * n..][..n];
+                merge(s, (&mut max[r], &mut sum[r]), out, result.max[r], result.sum[r], &result.out[r]);
+            }
+        }
+        for r in 0..rows.len() {
+            normalize(s, &mut cell.row(cell_row + r / rows.heads)[rows.head(r) * n..][..n], sum[r]);
+        }
+    }
+}
+
+/// One split of some rows of one token, left for [`Merge`].
+struct Partial<'a, 'o> {
+    query: Query<'a>,
+    rows: Rows,
+    split: usize,
+    out: &'o mut [f32],
+}
+
+impl Op for Partial<'_, '_> {
+    type Out = ();
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        let mut result = SplitResult::new();
+        split(s, &self.query, self.rows, self.split, &mut result);
+        let n = self.query.shape.head_len;
+        for (r, out) in self.out.chunks_exact_mut(n + 2).enumerate().take(self.rows.len()) {
+            out[0] = result.max[r];
+            out[1] = result.sum[r];
+            out[2..].copy_from_slice(&result.out[r][..n]);
+        }
+    }
+}
+
+/// The splits of one head, in order.
+struct Merge<'a, 'o> {
+    partial: &'a [f32],
+    first: usize,
+    step: usize,
+    splits: usize,
+    out: &'o mut [f32],
+}
+
+impl Op for Merge<'_, '_> {
+    type Out = ();
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        let (mut max, mut sum) = (f32::NEG_INFINITY, 0.0);
+        self.out.fill(0.0);
+        for i in 0..self.splits {
+            let p = &self.partial[self.first + i * self.step..][..self.out.len() + 2];
+            merge(s, (&mut max, &mut sum), self.out, p[0], p[1], &p[2..]);
+        }
+        normalize(s, self.out, sum);
+    }
+}

@@ -1,0 +1,323 @@
+//! Matrix products of packed weights with a batch of activations.
+//!
+//! Every output is one lane's chain over the blocks of its row, from the first to the last: with per-32 dot products i,
+//! weight scale w and activation scale x, `acc = fma(float(i) · x, w, acc)`, then `acc = fma(min, x · Σq, acc)` where the
+//! format has minima; with a scale per 16, `acc = fma(fma(float(i₁), w₁, float(i₀) · w₀), x, acc)`. Float weights:
+//! `acc = fma(weight, x, acc)` per column.
+
+use crate::PANEL_ROWS;
+use crate::activations::{
+    Activations, BLOCK_WORDS, NEG_SUM, NEG_SUM_HIGH, NEG_SUM_LOW, SCALE, SCALED_SUM, group_at,
+};
+use crate::isa::Level;
+use crate::ops::{Gate, gate};
+use crate::quant::{FloatRow, Format, Quant, Sub, with_quant};
+use crate::simd::{Op, Simd};
+use crate::threads::{Cell, GridShape, Pool};
+use std::marker::PhantomData;
+
+/// A weight matrix in panels.
+#[derive(Debug, Clone, Copy)]
+pub struct Matrix<'a> {
+    /// Element format.
+    pub format: Format,
+    /// Outputs.
+    pub rows: usize,
+    /// Inputs.
+    pub cols: usize,
+    /// `rows.div_ceil(16)` panels.
+    pub panels: &'a [u8],
+    /// Added to the outputs.
+    pub bias: Option<&'a [f32]>,
+}
+
+impl Matrix<'_> {
+    /// Outputs, rounded up to whole panels.
+    pub fn padded_rows(&self) -> usize {
+        self.rows.next_multiple_of(PANEL_ROWS)
+    }
+
+    fn panel(&self, index: usize) -> &[u8] {
+        let len = self.panels.len() / self.rows.div_ceil(PANEL_ROWS);
+        &self.panels[index * len..(index + 1) * len]
+    }
+}
+
+/// What becomes of a product.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Output {
+    /// It replaces the output.
+    Store,
+    /// It is added to the output.
+    Add,
+}
+
+/// Bytes of activations that are worked on at once, to stay in the second-level cache.
+const TILE_BYTES: usize = 256 << 10;
+/// Weight bytes of a task at least: some microseconds of work.
+const TASK_BYTES: usize = 24 << 10;
+
+fn tile_tokens(acts: &Activations) -> usize {
+    let fit = TILE_BYTES / (acts.cols() * 2).max(1);
+    (fit / 16 * 16).clamp(16, 512)
+}
+
+fn task_panels(panels: usize, panel_bytes: usize, tokens: usize, threads: usize) -> usize {
+    let wanted = (TASK_BYTES / (panel_bytes.max(1) * tokens.min(16))).max(1);
+    wanted.min(panels.div_ceil(4 * threads)).max(1)
+}
+
+/// Products of one batch with several matrices: `out` has a row of `row_len` values for each token, with the outputs of
+/// the matrices side by side, each padded to whole panels.
+pub fn matmul(
+    pool: &mut Pool,
+    level: Level,
+    matrices: &[Matrix<'_>],
+    acts: &Activations,
+    out: &mut [f32],
+    output: Output,
+) {
+    let row_len: usize = matrices.iter().map(Matrix::padded_rows).sum();
+    for m in matrices {
+        check(m, acts);
+    }
+    let panel_bytes = matrices.iter().map(|m| m.panels.len()).sum::<usize>() / (row_len / PANEL_ROWS).max(1);
+    let panels = task_panels(row_len / PANEL_ROWS, panel_bytes, acts.tokens(), pool.threads());
+    let shape = GridShape {
+        rows: acts.tokens(),
+        row_len,
+        cell_rows: tile_tokens(acts),
+        cell_cols: panels * PANEL_ROWS,
+    };
+    pool.run_grid(out, shape, |row, col, cell| {
+        let width = cell.row(0).len();
+        for c in (0..width).step_by(PANEL_ROWS) {
+            let (mut m, mut first) = (0, col + c);
+            while first >= matrices[m].padded_rows() {
+                first -= matrices[m].padded_rows();
+                m += 1;
+            }
+            let matrix = &matrices[m];
+            let bias = bias(matrix, first);
+            each_group(level, matrix, first / PANEL_ROWS, acts, row, cell.rows(), |t, values| {
+                store(cell, t, c, values, &bias, output);
+            });
+        }
+    });
+}
+
+/// Products with two matrices of equal shape, combined: `out = f(gate) · up`, `[tokens, padded_rows]`.
+pub fn matmul_gated(
+    pool: &mut Pool,
+    level: Level,
+    gate_matrix: &Matrix<'_>,
+    up_matrix: &Matrix<'_>,
+    function: Gate,
+    acts: &Activations,
+    out: &mut [f32],
+) {
+    check(gate_matrix, acts);
+    check(up_matrix, acts);
+    assert_eq!(gate_matrix.rows, up_matrix.rows, "gate and up must have equal rows");
+    let row_len = gate_matrix.padded_rows();
+    let panel_bytes = (gate_matrix.panels.len() + up_matrix.panels.len()) / (row_len / PANEL_ROWS).max(1);
+    let panels = task_panels(row_len / PANEL_ROWS, panel_bytes, acts.tokens(), pool.threads());
+    let shape = GridShape {
+        rows: acts.tokens(),
+        row_len,
+        cell_rows: tile_tokens(acts),
+        cell_cols: panels * PANEL_ROWS,
+    };
+    pool.run_grid(out, shape, |row, col, cell| {
+        let width = cell.row(0).len();
+        for c in (0..width).step_by(PANEL_ROWS) {
+            let (gate_bias, up_bias) = (bias(gate_matrix, col + c), bias(up_matrix, col + c));
+            let panel = (col + c) / PANEL_ROWS;
+            each_group(level, gate_matrix, panel, acts, row, cell.rows(), |t, values| {
+                store(cell, t, c, values, &gate_bias, Output::Store);
+            });
+            each_group(level, up_matrix, panel, acts, row, cell.rows(), |t, values| {
+                let mut up = *values;
+                for (up, bias) in up.iter_mut().zip(&up_bias) {
+                    *up += bias;
+                }
+                level.run(Gated { function, gate: &mut cell.row(t)[c..c + PANEL_ROWS], up: &up });
+            });
+        }
+    });
+}
+
+fn check(m: &Matrix<'_>, acts: &Activations) {
+    assert_eq!(m.cols, acts.cols(), "columns of weights and activations");
+    let row_bytes = m.format.row_bytes(m.cols).expect("whole blocks");
+    assert_eq!(m.panels.len(), m.padded_rows() * row_bytes, "bytes of {} rows of {} {:?}", m.rows, m.cols, m.format);
+}
+
+fn bias(m: &Matrix<'_>, first: usize) -> [f32; PANEL_ROWS] {
+    let mut out = [0.0; PANEL_ROWS];
+    if let Some(bias) = m.bias {
+        let n = PANEL_ROWS.min(bias.len() - first);
+        out[..n].copy_from_slice(&bias[first..first + n]);
+    }
+    out
+}
+
+#[inline]
+fn store(cell: &mut Cell<'_, f32>, t: usize, c: usize, values: &[f32; 16], bias: &[f32; 16], output: Output) {
+    let out = &mut cell.row(t)[c..c + PANEL_ROWS];
+    for i in 0..PANEL_ROWS {
+        let y = values[i] + bias[i];
+        out[i] = if output == Output::Add { out[i] + y } else { y };
+    }
+}
+
+struct Gated<'a> {
+    function: Gate,
+    gate: &'a mut [f32],
+    up: &'a [f32; 16],
+}
+
+impl Op for Gated<'_> {
+    type Out = ();
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        for at in (0..PANEL_ROWS).step_by(S::LANES) {
+            let g = gate(s, self.function, s.f_load(&self.gate[at..]));
+            s.f_store(s.f_mul(g, s.f_load(&self.up[at..])), &mut self.gate[at..]);
+        }
+    }
+}
+
+/// Calls `each(token within the tile, 16 outputs)` for `tokens` tokens from `start` on.
+fn each_group(
+    level: Level,
+    matrix: &Matrix<'_>,
+    panel: usize,
+    acts: &Activations,
+    start: usize,
+    tokens: usize,
+    mut each: impl FnMut(usize, &[f32; 16]),
+) {
+    let panel = matrix.panel(panel);
+    let floats = matrix.format.float_activations();
+    let mut out = [[0.0; 16]; 16];
+    let mut done = 0;
+    while done < tokens {
+        let (len, width) = group_at(start + done, acts.tokens(), acts.group_max());
+        let group = acts.group(start + done, floats);
+        match width {
+            1 => tile::<1>(level, matrix.format, panel, group, &mut out),
+            2 => tile::<2>(level, matrix.format, panel, group, &mut out),
+            4 => tile::<4>(level, matrix.format, panel, group, &mut out),
+            8 => tile::<8>(level, matrix.format, panel, group, &mut out),
+            _ => tile::<16>(level, matrix.format, panel, group, &mut out),
+        }
+        for (t, values) in out[..len].iter().enumerate() {
+            each(done + t, values);
+        }
+        done += len;
+    }
+}
+
+fn tile<const G: usize>(level: Level, format: Format, panel: &[u8], acts: &[u32], out: &mut [[f32; 16]; 16]) {
+    let (acts, _) = acts.as_chunks::<G>();
+    macro_rules! float {
+        ($q:ty) => {
+            level.run(FloatTile::<$q, G> { panel, acts, out, _format: PhantomData })
+        };
+    }
+    match format {
+        Format::F32 => float!(crate::quant::F32),
+        Format::F16 => float!(crate::quant::F16),
+        Format::BF16 => float!(crate::quant::Bf16),
+        _ => with_quant!(format, Q => level.run(Tile::<Q, G> { panel, acts, out, _format: PhantomData }), _ => ()),
+    }
+}
+
+struct Tile<'a, Q, const G: usize> {
+    panel: &'a [u8],
+    acts: &'a [[u32; G]],
+    out: &'a mut [[f32; 16]; 16],
+    _format: PhantomData<Q>,
+}
+
+impl<Q: Quant, const G: usize> Op for Tile<'_, Q, G> {
+    type Out = ();
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        if G > S::GROUP_MAX {
+            return; // Never made: groups are no wider. Without this line the compiler would build it.
+        }
+        for h in 0..PANEL_ROWS / S::LANES {
+            let mut acc = [s.f_splat(0.0); G];
+            let blocks = self.panel.chunks_exact(PANEL_ROWS * Q::BYTES);
+            for (block, acts) in blocks.zip(self.acts.chunks_exact(BLOCK_WORDS * Q::SUBS)) {
+                let head = Q::head(s, block, h);
+                macro_rules! sub {
+                    ($($j:literal)*) => {$(
+                        if $j < Q::SUBS {
+                            let sub = Q::sub(s, block, h, head, $j);
+                            accumulate::<Q, S, G>(s, &sub, &acts[BLOCK_WORDS * $j..][..BLOCK_WORDS], &mut acc);
+                        }
+                    )*};
+                }
+                // Written out, so that shifts and offsets are constants.
+                sub!(0 1 2 3 4 5 6 7);
+            }
+            for (acc, out) in acc.into_iter().zip(self.out.iter_mut()) {
+                s.f_store(acc, &mut out[h * S::LANES..]);
+            }
+        }
+    }
+}
+
+#[inline(always)]
+fn accumulate<Q: Quant, S: Simd, const G: usize>(s: S, sub: &Sub<S>, x: &[[u32; G]], acc: &mut [S::F; G]) {
+    let float = |row: usize, t: usize| s.f_splat(f32::from_bits(x[row][t]));
+    let start = |row: usize, t: usize| {
+        if Q::OFFSET == 0 { s.v_splat(0) } else { s.v_shl(s.v_splat(x[row][t] as i32), Q::OFFSET.trailing_zeros()) }
+    };
+    for t in 0..G {
+        if Q::HALVES {
+            let low = s.dot(start(NEG_SUM_LOW, t), &sub.w, 0..4, x, t, Q::BITS);
+            let high = s.dot(start(NEG_SUM_HIGH, t), &sub.w, 4..8, x, t, Q::BITS);
+            let sum = s.f_fma(s.v_to_f(high), sub.scale_high, s.f_mul(s.v_to_f(low), sub.scale));
+            acc[t] = s.f_fma(sum, float(SCALE, t), acc[t]);
+        } else {
+            let dot = s.dot(start(NEG_SUM, t), &sub.w, 0..8, x, t, Q::BITS);
+            acc[t] = s.f_fma(s.f_mul(s.v_to_f(dot), float(SCALE, t)), sub.scale, acc[t]);
+        }
+        if Q::MIN {
+            acc[t] = s.f_fma(sub.min, float(SCALED_SUM, t), acc[t]);
+        }
+    }
+}
+
+struct FloatTile<'a, Q, const G: usize> {
+    panel: &'a [u8],
+    acts: &'a [[u32; G]],
+    out: &'a mut [[f32; 16]; 16],
+    _format: PhantomData<Q>,
+}
+
+impl<Q: FloatRow, const G: usize> Op for FloatTile<'_, Q, G> {
+    type Out = ();
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        if G > S::GROUP_MAX {
+            return;
+        }
+        for h in 0..PANEL_ROWS / S::LANES {
+            let mut acc = [s.f_splat(0.0); G];
+            for (column, x) in self.panel.chunks_exact(PANEL_ROWS * Q::BYTES).zip(self.acts) {
+                let w = Q::load(s, column, h);
+                for t in 0..G {
+                    acc[t] = s.f_fma(w, s.f_splat(f32::from_bits(x[t])), acc[t]);
+                }
+            }
+            for (acc, out) in acc.into_iter().zip(self.out.iter_mut()) {
+                s.f_store(acc, &mut out[h * S::LANES..]);
+            }
+        }
+    }
+}

@@ -1,0 +1,46 @@
+//! F32, F16 and BF16: activations stay floats.
+//!
+//! Panel block: one column of 16 rows.
+
+use super::Packed;
+use crate::PANEL_ROWS;
+use crate::math::{bf16_to_f32, f16_to_f32};
+use crate::simd::Simd;
+
+/// A format whose weights are used as floats.
+pub(crate) trait FloatRow: Packed {
+    /// Lanes `h * LANES ..` of a column.
+    fn load<S: Simd>(s: S, column: &[u8], h: usize) -> S::F;
+}
+
+macro_rules! float_format {
+    ($name:ident, $bytes:literal, |$b:ident| $value:expr, |$s:ident, $c:ident| $load:expr) => {
+        pub(crate) struct $name;
+
+        impl Packed for $name {
+            const BLOCK: usize = 1;
+            const BYTES: usize = $bytes;
+            fn pack(rows: &[&[u8]; PANEL_ROWS], panel: &mut [u8]) {
+                super::gather::<$bytes>(rows, 0, panel);
+            }
+            #[inline(always)]
+            fn unpack_row<S: Simd>(_: S, block: &[u8], lane: usize, out: &mut [f32]) {
+                let mut $b = [0; $bytes];
+                $b.copy_from_slice(&block[lane * $bytes..][..$bytes]);
+                out[0] = $value;
+            }
+        }
+
+        impl FloatRow for $name {
+            #[inline(always)]
+            fn load<S: Simd>($s: S, column: &[u8], h: usize) -> S::F {
+                let $c = &column[$bytes * S::LANES * h..];
+                $load
+            }
+        }
+    };
+}
+
+float_format!(F32, 4, |b| f32::from_le_bytes(b), |s, c| s.v_as_f(s.v_load(c)));
+float_format!(F16, 2, |b| f16_to_f32(u16::from_le_bytes(b)), |s, c| s.f_load_f16(c));
+float_format!(Bf16, 2, |b| bf16_to_f32(u16::from_le_bytes(b)), |s, c| s.f_load_bf16(c));

@@ -1,0 +1,178 @@
+//! Q4_K, Q5_K and Q6_K: super-blocks of 256 values.
+
+use super::{Packed, Quant, Sub, gather, halves, interleave, unpack_quant_row};
+use crate::PANEL_ROWS;
+use crate::simd::Simd;
+
+/// Scale and minimum of sub-block `j`, multiplied out, from the twelve vectors of six-bit codes at `codes`.
+///
+/// Bytes 0-3 hold the low six bits of scales 0-3, bytes 4-7 those of minima 0-3; bytes 8-11 hold the low four bits of
+/// scales (low nibble) and minima (high nibble) 4-7, whose upper two bits are the top bits of bytes 0-3 and 4-7.
+#[inline(always)]
+fn scale_and_min<S: Simd>(s: S, codes: &[u8], h: usize, (d, dmin): (S::F, S::F), j: usize) -> (S::F, S::F) {
+    let byte = |i: usize| s.v_load_u8(&codes[16 * i + S::LANES * h..]);
+    let (six, four) = (s.v_splat(63), s.v_splat(15));
+    let (scale, min) = if j < 4 {
+        (s.v_and(byte(j), six), s.v_and(byte(j + 4), six))
+    } else {
+        let both = byte(j + 4);
+        // Top two bits of the code, moved to bits 4 and 5.
+        let top = |i: usize| s.v_and(s.v_shr(byte(i), 2), s.v_splat(0x30));
+        (s.v_or(s.v_and(both, four), top(j - 4)), s.v_or(s.v_shr(both, 4), top(j)))
+    };
+    // 11 bits times 6 bits: both products are exact.
+    (s.f_mul(d, s.v_to_f(scale)), s.f_mul(dmin, s.v_to_f(min)))
+}
+
+/// Scale and negated minimum scale of a super-block.
+#[inline(always)]
+fn d_and_dmin<S: Simd>(s: S, block: &[u8], h: usize) -> (S::F, S::F) {
+    (halves(s, block, h), s.f_sub(s.f_splat(0.0), halves(s, &block[32..], h)))
+}
+
+/// Panel block: 16 scales and 16 minimum scales in half precision, twelve vectors of 16 code bytes, then 32 vectors of
+/// nibbles: in each group of eight, the low ones are an even sub-block and the high ones the odd one behind it.
+#[allow(non_camel_case_types)]
+pub(crate) struct Q4_K;
+
+impl Packed for Q4_K {
+    const BLOCK: usize = 256;
+    const BYTES: usize = 144;
+    fn pack(rows: &[&[u8]; PANEL_ROWS], panel: &mut [u8]) {
+        gather::<2>(rows, 0, &mut panel[..32]);
+        gather::<2>(rows, 2, &mut panel[32..64]);
+        for i in 0..12 {
+            gather::<1>(rows, 4 + i, &mut panel[64 + 16 * i..80 + 16 * i]);
+        }
+        interleave(rows, 16, &mut panel[256..]);
+    }
+    #[inline(always)]
+    fn unpack_row<S: Simd>(s: S, block: &[u8], lane: usize, out: &mut [f32]) {
+        unpack_quant_row::<Self, S>(s, block, lane, out);
+    }
+}
+
+impl Quant for Q4_K {
+    const BITS: u32 = 4;
+    const OFFSET: u32 = 0;
+    const MIN: bool = true;
+    type Head<S: Simd> = (S::F, S::F);
+    #[inline(always)]
+    fn head<S: Simd>(s: S, block: &[u8], h: usize) -> (S::F, S::F) {
+        d_and_dmin(s, block, h)
+    }
+    #[inline(always)]
+    fn sub<S: Simd>(s: S, block: &[u8], h: usize, head: (S::F, S::F), j: usize) -> Sub<S> {
+        let (scale, min) = scale_and_min(s, &block[64..], h, head, j);
+        let mask = s.v_splat(0x0f0f_0f0f);
+        let q = &block[256 + 512 * (j / 2)..];
+        let w = std::array::from_fn(|i| {
+            let v = s.v_load(&q[64 * i + 4 * S::LANES * h..]);
+            s.v_and(if j % 2 == 0 { v } else { s.v_shr(v, 4) }, mask)
+        });
+        Sub { w, scale, scale_high: s.f_splat(0.0), min }
+    }
+}
+
+/// Panel block: as Q4_K, with 8 vectors of high bits before the nibbles: bit `j` of a byte belongs to sub-block `j`.
+#[allow(non_camel_case_types)]
+pub(crate) struct Q5_K;
+
+impl Packed for Q5_K {
+    const BLOCK: usize = 256;
+    const BYTES: usize = 176;
+    fn pack(rows: &[&[u8]; PANEL_ROWS], panel: &mut [u8]) {
+        gather::<2>(rows, 0, &mut panel[..32]);
+        gather::<2>(rows, 2, &mut panel[32..64]);
+        for i in 0..12 {
+            gather::<1>(rows, 4 + i, &mut panel[64 + 16 * i..80 + 16 * i]);
+        }
+        interleave(rows, 16, &mut panel[256..768]);
+        interleave(rows, 48, &mut panel[768..]);
+    }
+    #[inline(always)]
+    fn unpack_row<S: Simd>(s: S, block: &[u8], lane: usize, out: &mut [f32]) {
+        unpack_quant_row::<Self, S>(s, block, lane, out);
+    }
+}
+
+impl Quant for Q5_K {
+    const BITS: u32 = 5;
+    const OFFSET: u32 = 0;
+    const MIN: bool = true;
+    type Head<S: Simd> = (S::F, S::F);
+    #[inline(always)]
+    fn head<S: Simd>(s: S, block: &[u8], h: usize) -> (S::F, S::F) {
+        d_and_dmin(s, block, h)
+    }
+    #[inline(always)]
+    fn sub<S: Simd>(s: S, block: &[u8], h: usize, head: (S::F, S::F), j: usize) -> Sub<S> {
+        let (scale, min) = scale_and_min(s, &block[64..], h, head, j);
+        let (mask, fifth) = (s.v_splat(0x0f0f_0f0f), s.v_splat(0x1010_1010));
+        let (high, q) = (&block[256..], &block[768 + 512 * (j / 2)..]);
+        let w = std::array::from_fn(|i| {
+            let at = 64 * i + 4 * S::LANES * h;
+            let (v, bits) = (s.v_load(&q[at..]), s.v_load(&high[at..]));
+            let low = s.v_and(if j % 2 == 0 { v } else { s.v_shr(v, 4) }, mask);
+            let bits = if j < 4 { s.v_shl(bits, 4 - j as u32) } else { s.v_shr(bits, j as u32 - 4) };
+            s.v_and_or(bits, fifth, low)
+        });
+        Sub { w, scale, scale_high: s.f_splat(0.0), min }
+    }
+}
+
+/// Panel block: 16 half-precision scales, 16 vectors of 16 signed scale bytes (one each 16 columns), 32 vectors of low
+/// nibbles, 16 vectors of high bit pairs. Each half of 128 columns has 16 vectors of nibbles and 8 of pairs; of its four
+/// sub-blocks, 0 and 1 are the low nibbles, 2 and 3 the high ones, and sub-block `j` has bits `2j` of the pairs.
+#[allow(non_camel_case_types)]
+pub(crate) struct Q6_K;
+
+impl Packed for Q6_K {
+    const BLOCK: usize = 256;
+    const BYTES: usize = 210;
+    fn pack(rows: &[&[u8]; PANEL_ROWS], panel: &mut [u8]) {
+        gather::<2>(rows, 208, &mut panel[..32]);
+        for i in 0..16 {
+            gather::<1>(rows, 192 + i, &mut panel[32 + 16 * i..48 + 16 * i]);
+        }
+        interleave(rows, 0, &mut panel[288..2336]);
+        interleave(rows, 128, &mut panel[2336..]);
+    }
+    #[inline(always)]
+    fn unpack_row<S: Simd>(s: S, block: &[u8], lane: usize, out: &mut [f32]) {
+        unpack_quant_row::<Self, S>(s, block, lane, out);
+    }
+}
+
+impl Quant for Q6_K {
+    const BITS: u32 = 6;
+    const OFFSET: u32 = 32;
+    const HALVES: bool = true;
+    type Head<S: Simd> = S::F;
+    #[inline(always)]
+    fn head<S: Simd>(s: S, block: &[u8], h: usize) -> S::F {
+        halves(s, block, h)
+    }
+    #[inline(always)]
+    fn sub<S: Simd>(s: S, block: &[u8], h: usize, d: S::F, j: usize) -> Sub<S> {
+        let (half, quarter) = (j / 4, j % 4);
+        let (mask, pair) = (s.v_splat(0x0f0f_0f0f), s.v_splat(0x3030_3030));
+        let low = &block[288 + 1024 * half + 512 * (quarter % 2)..];
+        let high = &block[2336 + 512 * half..];
+        let w = std::array::from_fn(|i| {
+            let at = 64 * i + 4 * S::LANES * h;
+            let (v, bits) = (s.v_load(&low[at..]), s.v_load(&high[at..]));
+            let v = s.v_and(if quarter < 2 { v } else { s.v_shr(v, 4) }, mask);
+            let bits = match quarter {
+                0 => s.v_shl(bits, 4),
+                1 => s.v_shl(bits, 2),
+                2 => bits,
+                _ => s.v_shr(bits, 2),
+            };
+            s.v_and_or(bits, pair, v)
+        });
+        // 11 bits times 8 bits: exact.
+        let scale = |i: usize| s.f_mul(d, s.v_to_f(s.v_load_i8(&block[32 + 16 * (2 * j + i) + S::LANES * h..])));
+        Sub { w, scale: scale(0), scale_high: scale(1), min: s.f_splat(0.0) }
+    }
+}

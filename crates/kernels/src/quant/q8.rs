@@ -1,0 +1,44 @@
+//! Q8_0: 32 signed bytes with a scale.
+//!
+//! Panel block: 16 half-precision scales, then 8 vectors of bytes offset by 128 (vpdpbusd takes unsigned weights).
+
+use super::{Packed, Quant, Sub, gather, halves, interleave, unpack_quant_row};
+use crate::PANEL_ROWS;
+use crate::simd::Simd;
+
+#[allow(non_camel_case_types)]
+pub(crate) struct Q8_0;
+
+impl Packed for Q8_0 {
+    const BLOCK: usize = 32;
+    const BYTES: usize = 34;
+    fn pack(rows: &[&[u8]; PANEL_ROWS], panel: &mut [u8]) {
+        gather::<2>(rows, 0, &mut panel[..32]);
+        interleave(rows, 2, &mut panel[32..]);
+        for byte in &mut panel[32..] {
+            *byte ^= 0x80;
+        }
+    }
+    #[inline(always)]
+    fn unpack_row<S: Simd>(s: S, block: &[u8], lane: usize, out: &mut [f32]) {
+        unpack_quant_row::<Self, S>(s, block, lane, out);
+    }
+}
+
+impl Quant for Q8_0 {
+    const BITS: u32 = 8;
+    const OFFSET: u32 = 128;
+    type Head<S: Simd> = ();
+    #[inline(always)]
+    fn head<S: Simd>(_: S, _: &[u8], _: usize) {}
+    #[inline(always)]
+    fn sub<S: Simd>(s: S, block: &[u8], h: usize, (): (), _: usize) -> Sub<S> {
+        let zero = s.f_splat(0.0);
+        Sub {
+            w: std::array::from_fn(|i| s.v_load(&block[32 + 64 * i + 4 * S::LANES * h..])),
+            scale: halves(s, block, h),
+            scale_high: zero,
+            min: zero,
+        }
+    }
+}

@@ -1,0 +1,330 @@
+//! A fork-join pool in which work is taken, not dealt out.
+//!
+//! The caller of [`Pool::run`] works too. Helpers spin for a short while between regions, then park. A helper that the
+//! system has descheduled is not waited for: a region ends when all its tasks are done, and a helper that never entered
+//! it has nothing to finish. So a busy neighbour on one core costs its share of that core and no more.
+//!
+//! Invariants:
+//! 1. `state` is `epoch << 32 | CLOSED | helpers inside`. A helper enters by raising the count in a compare-exchange that
+//!    requires an open region; the caller closes the region and waits for the count to be 0 before `run` returns.
+//!    So while a helper is inside, the caller's stack frame, and with it the job, is alive.
+//! 2. `job` is written only by the caller of `run`, which holds `&mut Pool`, while the region is closed and empty.
+//! 3. A [`Grid`] hands each task index out once per region, and the cells of different indices do not overlap.
+#![allow(unsafe_code)]
+
+use std::cell::UnsafeCell;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::thread::{JoinHandle, Thread};
+
+const CLOSED: u64 = 1 << 31;
+const COUNT: u64 = CLOSED - 1;
+/// Looks at the state before a thread parks: some tens of microseconds, longer than the serial parts of a step.
+const SPINS: u32 = 4_000;
+
+type Job = *const (dyn Fn(usize) + Sync);
+
+struct Shared {
+    state: AtomicU64,
+    next: AtomicUsize,
+    tasks: AtomicUsize,
+    job: UnsafeCell<Option<Job>>,
+    stop: AtomicBool,
+    /// A task panicked in a helper; the caller panics in turn.
+    panicked: AtomicBool,
+    caller: UnsafeCell<Option<Thread>>,
+    caller_parked: AtomicBool,
+    parked: Vec<AtomicBool>,
+}
+
+// SAFETY: `job` and `caller` are written under invariant 2 and read by helpers that are inside (invariant 1).
+unsafe impl Sync for Shared {}
+// SAFETY: as above; the pointer in `job` is dead outside `run`.
+unsafe impl Send for Shared {}
+
+/// A pool of threads, the caller's included.
+pub struct Pool {
+    shared: Arc<Shared>,
+    helpers: Vec<JoinHandle<()>>,
+}
+
+impl Pool {
+    /// A pool in which `threads` threads work, the caller's included (at least 1).
+    pub fn new(threads: usize) -> Pool {
+        let helpers = threads.saturating_sub(1);
+        let shared = Arc::new(Shared {
+            state: AtomicU64::new(CLOSED),
+            next: AtomicUsize::new(0),
+            tasks: AtomicUsize::new(0),
+            job: UnsafeCell::new(None),
+            stop: AtomicBool::new(false),
+            panicked: AtomicBool::new(false),
+            caller: UnsafeCell::new(None),
+            caller_parked: AtomicBool::new(false),
+            parked: (0..helpers).map(|_| AtomicBool::new(false)).collect(),
+        });
+        let helpers = (0..helpers)
+            .filter_map(|i| {
+                let shared = Arc::clone(&shared);
+                // A system that gives no more threads gets by with fewer: the results are the same.
+                std::thread::Builder::new().name(format!("airs-{}", i + 1)).spawn(move || help(&shared, i)).ok()
+            })
+            .collect();
+        Pool { shared, helpers }
+    }
+
+    /// Threads that work, the caller's included.
+    pub fn threads(&self) -> usize {
+        self.helpers.len() + 1
+    }
+
+    /// Calls `task` with each of `0..tasks`, once, on whichever thread is free, and returns when all have returned.
+    pub fn run(&mut self, tasks: usize, task: impl Fn(usize) + Sync) {
+        if tasks <= 1 || self.helpers.is_empty() {
+            (0..tasks).for_each(task);
+            return;
+        }
+        let shared = &*self.shared;
+        let job: *const (dyn Fn(usize) + Sync + '_) = &task;
+        // SAFETY: invariant 2: the region is closed and empty. The lifetime is erased under invariant 1.
+        unsafe {
+            *shared.job.get() = Some(std::mem::transmute::<*const (dyn Fn(usize) + Sync + '_), Job>(job));
+            *shared.caller.get() = Some(std::thread::current());
+        }
+        shared.next.store(0, Ordering::Relaxed);
+        shared.tasks.store(tasks, Ordering::Relaxed);
+        let epoch = (shared.state.load(Ordering::Relaxed) >> 32) + 1;
+        shared.state.store(epoch << 32, Ordering::SeqCst);
+        for (flag, helper) in shared.parked.iter().zip(&self.helpers) {
+            if flag.load(Ordering::SeqCst) {
+                helper.thread().unpark();
+            }
+        }
+        // The guard closes the region also when a task of ours panics.
+        let guard = Close(shared);
+        while let Some(i) = shared.take() {
+            task(i);
+        }
+        drop(guard);
+        assert!(!shared.panicked.swap(false, Ordering::Relaxed), "a task panicked in a helper thread");
+    }
+
+    /// Calls `task` with each cell of a grid over `data`: `shape.rows` rows of `shape.row_len` values, cut into cells
+    /// of `shape.cell_rows` rows and `shape.cell_cols` values. A cell is one task's alone.
+    pub fn run_grid<T: Send>(
+        &mut self,
+        data: &mut [T],
+        shape: GridShape,
+        task: impl Fn(usize, usize, &mut Cell<'_, T>) + Sync,
+    ) {
+        assert!(shape.rows * shape.row_len <= data.len(), "a grid of {shape:?} over {} values", data.len());
+        let (down, across) = (shape.rows.div_ceil(shape.cell_rows), shape.row_len.div_ceil(shape.cell_cols));
+        let base = Base(data.as_mut_ptr());
+        self.run(down * across, |i| {
+            let (row, col) = (i / across * shape.cell_rows, i % across * shape.cell_cols);
+            let mut cell = Cell {
+                base: base.get().wrapping_add(row * shape.row_len + col),
+                stride: shape.row_len,
+                rows: shape.cell_rows.min(shape.rows - row),
+                cols: shape.cell_cols.min(shape.row_len - col),
+                _data: std::marker::PhantomData,
+            };
+            task(row, col, &mut cell);
+        });
+    }
+
+    /// Calls `task` with each piece of `chunk_len` values of `data` (the last may be shorter).
+    pub fn run_chunks<T: Send>(&mut self, data: &mut [T], chunk_len: usize, task: impl Fn(usize, &mut [T]) + Sync) {
+        let shape = GridShape { rows: 1, row_len: data.len(), cell_rows: 1, cell_cols: chunk_len.max(1) };
+        self.run_grid(data, shape, |_, col, cell| task(col / chunk_len.max(1), cell.row(0)));
+    }
+}
+
+impl Drop for Pool {
+    fn drop(&mut self) {
+        self.shared.stop.store(true, Ordering::SeqCst);
+        for helper in self.helpers.drain(..) {
+            helper.thread().unpark();
+            let _ = helper.join();
+        }
+    }
+}
+
+impl Shared {
+    fn take(&self) -> Option<usize> {
+        let tasks = self.tasks.load(Ordering::Relaxed);
+        // The plain load keeps threads that wait at the end from bouncing the line.
+        if self.next.load(Ordering::Relaxed) >= tasks {
+            return None;
+        }
+        let i = self.next.fetch_add(1, Ordering::Relaxed);
+        (i < tasks).then_some(i)
+    }
+}
+
+/// Closes the region and waits for the helpers inside.
+struct Close<'a>(&'a Shared);
+
+impl Drop for Close<'_> {
+    fn drop(&mut self) {
+        let shared = self.0;
+        if std::thread::panicking() {
+            shared.next.store(usize::MAX / 2, Ordering::Relaxed);
+        }
+        let mut state = shared.state.fetch_or(CLOSED, Ordering::AcqRel);
+        let mut spins = 0;
+        while state & COUNT != 0 {
+            if spins < SPINS {
+                spins += 1;
+                std::hint::spin_loop();
+            } else {
+                shared.caller_parked.store(true, Ordering::SeqCst);
+                if shared.state.load(Ordering::SeqCst) & COUNT != 0 {
+                    std::thread::park();
+                }
+                shared.caller_parked.store(false, Ordering::SeqCst);
+            }
+            state = shared.state.load(Ordering::Acquire);
+        }
+    }
+}
+
+fn help(shared: &Shared, index: usize) {
+    let mut seen = 0;
+    let mut spins = 0;
+    while !shared.stop.load(Ordering::Relaxed) {
+        let state = shared.state.load(Ordering::Acquire);
+        let open = state >> 32 != seen && state & CLOSED == 0;
+        if open {
+            if shared.state.compare_exchange(state, state + 1, Ordering::AcqRel, Ordering::Relaxed).is_ok() {
+                seen = state >> 32;
+                spins = 0;
+                work(shared);
+            }
+        } else if spins < SPINS {
+            spins += 1;
+            std::hint::spin_loop();
+        } else {
+            shared.parked[index].store(true, Ordering::SeqCst);
+            let state = shared.state.load(Ordering::SeqCst);
+            if (state >> 32 == seen || state & CLOSED != 0) && !shared.stop.load(Ordering::SeqCst) {
+                std::thread::park();
+            }
+            shared.parked[index].store(false, Ordering::SeqCst);
+            spins = 0;
+        }
+    }
+}
+
+/// Works inside a region that this helper has entered.
+fn work(shared: &Shared) {
+    // SAFETY: invariants 1 and 2: we are inside, so the job is set and alive.
+    let (job, caller) = unsafe { (&*(*shared.job.get()).expect("an open region has a job"), (*shared.caller.get()).clone()) };
+    let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+        while let Some(i) = shared.take() {
+            job(i);
+        }
+    }));
+    if result.is_err() {
+        shared.panicked.store(true, Ordering::Relaxed);
+    }
+    shared.state.fetch_sub(1, Ordering::SeqCst);
+    if shared.caller_parked.load(Ordering::SeqCst)
+        && let Some(caller) = caller
+    {
+        caller.unpark();
+    }
+}
+
+/// Extents of a grid over a slice.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct GridShape {
+    /// Rows of the data.
+    pub rows: usize,
+    /// Values in a row, which is also the distance between rows.
+    pub row_len: usize,
+    /// Rows of a cell.
+    pub cell_rows: usize,
+    /// Values of a cell's row.
+    pub cell_cols: usize,
+}
+
+/// A rectangle of a grid, owned by one task.
+pub struct Cell<'a, T> {
+    base: *mut T,
+    stride: usize,
+    rows: usize,
+    cols: usize,
+    _data: std::marker::PhantomData<&'a mut [T]>,
+}
+
+impl<T> Cell<'_, T> {
+    /// Rows of this cell.
+    pub fn rows(&self) -> usize {
+        self.rows
+    }
+
+    /// Row `i` of the cell.
+    pub fn row(&mut self, i: usize) -> &mut [T] {
+        assert!(i < self.rows, "row {i} of a cell of {}", self.rows);
+        // SAFETY: invariant 3; the cell lies in the slice that `run_grid` borrows for as long as tasks run.
+        unsafe { std::slice::from_raw_parts_mut(self.base.wrapping_add(i * self.stride), self.cols) }
+    }
+}
+
+struct Base<T>(*mut T);
+// SAFETY: the pointer is only used through cells that do not overlap (invariant 3), for values that may be sent.
+unsafe impl<T: Send> Sync for Base<T> {}
+impl<T> Base<T> {
+    fn get(&self) -> *mut T {
+        self.0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_task_runs_once_on_any_number_of_threads() {
+        for threads in [1, 2, 3, 8] {
+            let mut pool = Pool::new(threads);
+            for round in 0..300 {
+                let counts: Vec<AtomicUsize> = (0..round % 37).map(|_| AtomicUsize::new(0)).collect();
+                pool.run(counts.len(), |i| {
+                    counts[i].fetch_add(1, Ordering::Relaxed);
+                });
+                assert!(counts.iter().all(|c| c.load(Ordering::Relaxed) == 1));
+            }
+        }
+    }
+
+    #[test]
+    fn grid_cells_cover_the_data_without_overlap() {
+        let mut pool = Pool::new(3);
+        let mut data = vec![0u32; 7 * 50];
+        let shape = GridShape { rows: 7, row_len: 50, cell_rows: 3, cell_cols: 16 };
+        pool.run_grid(&mut data, shape, |row, col, cell| {
+            for r in 0..cell.rows() {
+                for (c, x) in cell.row(r).iter_mut().enumerate() {
+                    *x += ((row + r) * 50 + col + c) as u32 + 1;
+                }
+            }
+        });
+        assert!(data.iter().enumerate().all(|(i, &x)| x as usize == i + 1));
+    }
+
+    #[test]
+    fn a_panic_in_a_task_reaches_the_caller_and_the_pool_lives_on() {
+        let mut pool = Pool::new(2);
+        let panicked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+            pool.run(100, |i| assert!(i != 57, "task 57"));
+        }));
+        assert!(panicked.is_err());
+        let sum = AtomicUsize::new(0);
+        pool.run(100, |i| {
+            sum.fetch_add(i, Ordering::Relaxed);
+        });
+        assert_eq!(sum.into_inner(), 4950);
+    }
+}
