@@ -1,52 +1,72 @@
 //! Architectures, weights, forward pass, tokenizer and chat template.
-#![allow(clippy::todo, unused_variables)]
 
 pub mod chat;
+pub mod config;
+mod error;
+mod forward;
+mod rope;
+mod runner;
 pub mod tokenizer;
+mod weights;
 
+use gguf::Gguf;
+use memory::Source;
 use std::path::Path;
 
+pub use config::Config;
+pub use error::Error;
 pub use kernels::isa::Isa;
+pub use runner::{Row, Runner, RunnerOptions, SequenceId};
 pub use tokenizer::Tokenizer;
 
-/// What can go wrong between a file and its logits.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum Error {
-    /// The header is bad.
-    #[error(transparent)]
-    Gguf(#[from] gguf::Error),
-    /// The file cannot be read.
-    #[error("{path}: {source}")]
-    Io {
-        /// The file.
-        path: String,
-        /// What the system said.
-        source: std::io::Error,
-    },
+/// A model file's header, and the file or files that it belongs to.
+pub struct Header {
+    /// Metadata and tensor table of all files.
+    pub gguf: Gguf,
+    sources: Vec<Source>,
 }
 
-/// The numbers of an architecture that its users ask for.
-#[derive(Debug, Clone, PartialEq)]
-pub struct Config {
-    /// `general.architecture`.
-    pub architecture: String,
-    /// Layers.
-    pub layers: usize,
-    /// Width of the residual stream.
-    pub embedding_len: usize,
-    /// Query heads.
-    pub heads: usize,
-    /// Key and value heads.
-    pub heads_kv: usize,
-    /// Values per key head.
-    pub head_len: usize,
-    /// Width of the feed-forward layer.
-    pub feed_forward_len: usize,
-    /// Tokens in the vocabulary.
-    pub vocab_len: usize,
-    /// Positions that the model was trained for.
-    pub context_len: usize,
+impl Header {
+    /// Reads the header of the model at `path` (the first shard of a split file, whose other shards lie beside it).
+    pub fn read(path: &Path) -> Result<Header, Error> {
+        let mut parts = Vec::new();
+        let mut sources = Vec::new();
+        let bad = |source| Error::Gguf { path: path.display().to_string(), source };
+        let name = path.file_name().map_or_else(Default::default, |n| n.to_string_lossy());
+        for name in gguf::split::files(&name).map_err(bad)? {
+            let source = Source::open(&path.with_file_name(name))?;
+            let gguf = Gguf::read(&mut source.reader(), source.len_bytes());
+            parts.push(gguf.map_err(|e| Error::Gguf { path: source.path().to_owned(), source: e })?);
+            sources.push(source);
+        }
+        let gguf = Gguf::merge(parts).map_err(bad)?;
+        Ok(Header { gguf, sources })
+    }
+
+    /// The architecture's numbers.
+    pub fn config(&self) -> Result<Config, Error> {
+        self.family_and_config().map(|(_, config)| config)
+    }
+
+    fn family_and_config(&self) -> Result<(&'static config::Family, Config), Error> {
+        // The architecture first: a file of another kind should hear that, and not which tensor it lacks.
+        let vocab_len = self.gguf.tensor("token_embd.weight").and_then(|t| t.dims.get(1)).copied();
+        let (family, config) = Config::new(&self.gguf.metadata, vocab_len.unwrap_or(0) as usize)?;
+        if vocab_len.is_none() {
+            return Err(Error::Tensor("token_embd.weight".into()));
+        }
+        Ok((family, config))
+    }
+
+    /// Length of the file or files in bytes.
+    pub fn file_bytes(&self) -> u64 {
+        self.sources.iter().map(Source::len_bytes).sum()
+    }
+
+    /// The file's own chat template.
+    pub fn chat_template(&self) -> Option<&str> {
+        self.gguf.metadata.str("tokenizer.chat_template")
+    }
 }
 
 /// A model's weights in memory, its tokenizer and its chat template.
@@ -61,90 +81,30 @@ pub struct Model {
     pub weights_bytes: u64,
     /// Bytes read from the file or files.
     pub read_bytes: u64,
+    pub(crate) family: &'static config::Family,
+    pub(crate) weights: weights::Weights,
 }
 
 impl Model {
     /// Loads the model at `path` (the first shard of a split file); `progress` gets (bytes done, bytes in all).
     pub fn load(path: &Path, progress: &mut dyn FnMut(u64, u64)) -> Result<Model, Error> {
-        todo!()
+        let header = Header::read(path)?;
+        let (family, config) = header.family_and_config()?;
+        let tokenizer = Tokenizer::new(&header.gguf.metadata)?;
+        let weights = weights::load(&header.gguf, &header.sources, family, &config, progress)?;
+        Ok(Model {
+            tokenizer,
+            chat_template: header.chat_template().map(str::to_owned),
+            weights_bytes: weights.used_bytes,
+            read_bytes: weights.read_bytes,
+            family,
+            config,
+            weights,
+        })
     }
 
     /// KV cache bytes for one more token of context.
     pub fn kv_bytes_per_token(&self) -> u64 {
-        todo!()
-    }
-}
-
-/// A sequence of a [`Runner`].
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct SequenceId(pub usize);
-
-/// One token to compute.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Row {
-    /// The sequence that it extends; its position is the sequence's length.
-    pub sequence: SequenceId,
-    /// Token id.
-    pub token: u32,
-    /// Whether its logits are wanted.
-    pub logits: bool,
-}
-
-/// How to run.
-#[derive(Debug, Clone, PartialEq)]
-pub struct RunnerOptions {
-    /// Threads that compute, the caller's included.
-    pub threads: usize,
-    /// Instruction set; `None` takes the best that is there.
-    pub isa: Option<Isa>,
-    /// Rows computed at once at most (`-ub`).
-    pub micro_batch: usize,
-}
-
-/// A model, a thread pool, scratch buffers and the KV caches of its sequences.
-pub struct Runner {
-    _private: (),
-}
-
-impl Runner {
-    /// A runner for `model`.
-    pub fn new(model: std::sync::Arc<Model>, options: &RunnerOptions) -> Result<Runner, Error> {
-        todo!()
-    }
-
-    /// The instruction set in use.
-    pub fn isa(&self) -> Isa {
-        todo!()
-    }
-
-    /// Opens an empty sequence of at most `context_max` positions. Memory is taken as it grows.
-    pub fn sequence_open(&mut self, context_max: usize) -> SequenceId {
-        todo!()
-    }
-
-    /// Forgets a sequence.
-    pub fn sequence_close(&mut self, id: SequenceId) {
-        todo!()
-    }
-
-    /// Positions computed so far.
-    pub fn sequence_len(&self, id: SequenceId) -> usize {
-        todo!()
-    }
-
-    /// Forgets all positions from `len` on.
-    pub fn sequence_truncate(&mut self, id: SequenceId, len: usize) {
-        todo!()
-    }
-
-    /// Bytes of KV cache held now.
-    pub fn kv_bytes(&self) -> u64 {
-        todo!()
-    }
-
-    /// Computes `rows` in order (any number; cut into micro-batches inside). Returns the logits of the rows that
-    /// asked for them, in order: `[asked, vocab_len]`. Errors: a token id outside the vocabulary, a full context.
-    pub fn forward(&mut self, rows: &[Row]) -> Result<&[f32], Error> {
-        todo!()
+        self.config.kv_bytes_per_token()
     }
 }

@@ -1,0 +1,233 @@
+//! The forward pass.
+
+use crate::config::{Config, Family};
+use crate::rope::RopeTable;
+use crate::weights::{Layer, Weight, Weights};
+use kernels::activations::{Activations, Forms, Norm};
+use kernels::attention::{self, KV_BLOCK, KvBlocks, Shape};
+use kernels::isa::Level;
+use kernels::matmul::{Matrix, Output, matmul, matmul_gated};
+use kernels::ops;
+use kernels::threads::{GridShape, Pool};
+
+/// KV cache of one sequence: blocks of 16 positions, each with the keys and values of all layers.
+#[derive(Debug, Default)]
+pub(crate) struct Kv {
+    pub(crate) blocks: Vec<Box<[u16]>>,
+    pub(crate) len: usize,
+}
+
+/// Consecutive tokens of one sequence in a batch.
+pub(crate) struct Run<'a> {
+    /// First row in the batch.
+    pub(crate) first: usize,
+    /// Rows.
+    pub(crate) len: usize,
+    /// Position of the first.
+    pub(crate) position: usize,
+    /// The sequence's cache, with blocks for all positions up to the end of this run.
+    pub(crate) kv: &'a mut Kv,
+}
+
+/// Every buffer of a step; they only grow.
+#[derive(Debug, Default)]
+pub(crate) struct Scratch {
+    /// Residual stream, `[tokens, embedding_len]`.
+    x: Vec<f32>,
+    /// Queries, keys and values side by side, `[tokens, (heads + 2 heads_kv) * head_len]`.
+    qkv: Vec<f32>,
+    /// Attention output, `[tokens, heads * head_len]`.
+    attended: Vec<f32>,
+    /// Feed-forward middle, `[tokens, feed_forward_len padded]`.
+    middle: Vec<f32>,
+    /// A layer part's output before its norm, `[tokens, embedding_len padded]`.
+    part: Vec<f32>,
+    /// `[asked, vocab_len padded]`.
+    logits: Vec<f32>,
+    acts: Activations,
+    attention: attention::Scratch,
+}
+
+/// What the forward pass works with.
+pub(crate) struct Forward<'a> {
+    pub(crate) family: &'a Family,
+    pub(crate) config: &'a Config,
+    pub(crate) weights: &'a Weights,
+    pub(crate) rope: &'a RopeTable,
+    pub(crate) rope_window: &'a RopeTable,
+    pub(crate) pool: &'a mut Pool,
+    pub(crate) level: Level,
+    pub(crate) scratch: &'a mut Scratch,
+}
+
+fn grow(buffer: &mut Vec<f32>, len: usize) -> &mut [f32] {
+    if buffer.len() < len {
+        buffer.resize(len, 0.0);
+    }
+    &mut buffer[..len]
+}
+
+/// The shape of attention in `layer`.
+pub(crate) fn shape(config: &Config, layer: usize) -> Shape {
+    Shape {
+        heads: config.heads,
+        heads_kv: config.heads_kv,
+        head_len: config.head_len,
+        scale: config.attention_scale,
+        window: if config.layer_has_window(layer) { config.window } else { None },
+        soft_cap: config.attention_cap,
+    }
+}
+
+impl Forward<'_> {
+    /// Computes `tokens`, cut into `runs`; `asked` are the rows whose logits are wanted, ascending. Returns their logits,
+    /// `[asked, padded vocab]`.
+    pub(crate) fn run(&mut self, tokens: &[u32], runs: &mut [Run<'_>], asked: &[usize]) -> &[f32] {
+        let (n, width) = (tokens.len(), self.config.embedding_len);
+        self.embed(tokens);
+        let mut rows = n;
+        for (i, layer) in self.weights.layers.iter().enumerate() {
+            self.attend(i, layer, runs, n);
+            if i + 1 == self.config.layers {
+                // Nothing reads the other rows any more.
+                self.keep_rows(asked);
+                rows = asked.len();
+            }
+            if rows > 0 {
+                self.attention_out(layer, rows);
+                self.feed_forward(layer, rows);
+            }
+        }
+        if rows == 0 {
+            return &[];
+        }
+        let output = self.weights.matrix(self.weights.output());
+        let norm = Norm { weight: &self.weights.output_norm, epsilon: self.config.norm_epsilon };
+        let s = &mut *self.scratch;
+        s.acts.fill(self.pool, self.level, &s.x, width, width, rows, Some(norm), Forms::of([output.format]));
+        let logits = grow(&mut s.logits, rows * output.padded_rows());
+        matmul(self.pool, self.level, &[output], &s.acts, logits, Output::Store);
+        if let Some(cap) = self.config.logit_cap {
+            let level = self.level;
+            self.pool.run_chunks(logits, 4096, |_, x| ops::soft_cap(level, x, cap));
+        }
+        logits
+    }
+
+    fn embed(&mut self, tokens: &[u32]) {
+        let (weights, level, width) = (self.weights, self.level, self.config.embedding_len);
+        let scale = self.family.scale_embedding.then(|| (width as f32).sqrt());
+        let table = &weights.embedding;
+        let x = grow(&mut self.scratch.x, tokens.len() * width);
+        self.pool.run_chunks(x, width, |i, row| {
+            let (panel, lane) = weights.panel_of_row(table, tokens[i] as usize);
+            table.format.unpack_row(level, panel, lane, row);
+            if let Some(scale) = scale {
+                row.iter_mut().for_each(|x| *x *= scale);
+            }
+        });
+    }
+
+    /// Normalizes, projects, rotates, writes the KV cache and attends.
+    fn attend(&mut self, index: usize, layer: &Layer, runs: &mut [Run<'_>], n: usize) {
+        let (c, level, s) = (self.config, self.level, &mut *self.scratch);
+        let shape = shape(c, index);
+        let matrices = [&layer.q, &layer.k, &layer.v].map(|w: &Weight| self.weights.matrix(w));
+        let norm = Norm { weight: &layer.attention_norm, epsilon: c.norm_epsilon };
+        let width = c.embedding_len;
+        s.acts.fill(self.pool, level, &s.x, width, width, n, Some(norm), Forms::of(matrices.map(|m| m.format)));
+        let (q_len, kv_len) = (c.heads * c.head_len, c.heads_kv * c.head_len);
+        let row_len = q_len + 2 * kv_len;
+        let qkv = grow(&mut s.qkv, n * row_len);
+        matmul(self.pool, level, &matrices, &s.acts, qkv, Output::Store);
+
+        let rope = if shape.window.is_some() { self.rope_window } else { self.rope };
+        for run in &*runs {
+            let rows = &mut qkv[run.first * row_len..(run.first + run.len) * row_len];
+            let grid = GridShape { rows: run.len, row_len, cell_rows: 8, cell_cols: row_len };
+            self.pool.run_grid(rows, grid, |first, _, cell| {
+                for r in 0..cell.rows() {
+                    let (q, rest) = cell.row(r).split_at_mut(q_len);
+                    let k = &mut rest[..kv_len];
+                    if let (Some(q_norm), Some(k_norm)) = (&layer.q_norm, &layer.k_norm) {
+                        ops::rms_norm(level, q, q_norm, c.norm_epsilon);
+                        ops::rms_norm(level, k, k_norm, c.norm_epsilon);
+                    }
+                    let angles = rope.row(run.position + first + r);
+                    ops::rope(level, q, c.head_len, angles);
+                    ops::rope(level, k, c.head_len, angles);
+                }
+            });
+        }
+        let attended = grow(&mut s.attended, n * q_len);
+        let layer_len = shape.block_len();
+        let offset = index * layer_len;
+        for run in runs {
+            for (i, row) in qkv[run.first * row_len..].chunks_exact(row_len).take(run.len).enumerate() {
+                let position = run.position + i;
+                let block = &mut run.kv.blocks[position / KV_BLOCK][offset..offset + layer_len];
+                let (key, value) = row[q_len..].split_at(kv_len);
+                attention::write_kv(level, &shape, block, position % KV_BLOCK, key, value);
+            }
+            attention::attention(
+                self.pool,
+                level,
+                &shape,
+                KvBlocks { blocks: &run.kv.blocks, offset },
+                run.position,
+                run.len,
+                &qkv[run.first * row_len..],
+                row_len,
+                &mut attended[run.first * q_len..],
+                &mut s.attention,
+            );
+        }
+    }
+
+    /// Moves the rows `asked` of the residual stream and of the attention output to the front.
+    fn keep_rows(&mut self, asked: &[usize]) {
+        let (width, q_len) = (self.config.embedding_len, self.config.heads * self.config.head_len);
+        for (to, &from) in asked.iter().enumerate() {
+            self.scratch.x.copy_within(from * width..(from + 1) * width, to * width);
+            self.scratch.attended.copy_within(from * q_len..(from + 1) * q_len, to * q_len);
+        }
+    }
+
+    fn attention_out(&mut self, layer: &Layer, n: usize) {
+        let q_len = self.config.heads * self.config.head_len;
+        let matrix = self.weights.matrix(&layer.attention_out);
+        let s = &mut *self.scratch;
+        s.acts.fill(self.pool, self.level, &s.attended, q_len, q_len, n, None, Forms::of([matrix.format]));
+        self.add_part(matrix, layer.attention_post_norm.as_deref(), n);
+    }
+
+    fn feed_forward(&mut self, layer: &Layer, n: usize) {
+        let (c, level) = (self.config, self.level);
+        let (gate, up, down) =
+            (self.weights.matrix(&layer.gate), self.weights.matrix(&layer.up), self.weights.matrix(&layer.down));
+        let norm = Norm { weight: &layer.ffn_norm, epsilon: c.norm_epsilon };
+        let (width, s) = (c.embedding_len, &mut *self.scratch);
+        s.acts.fill(self.pool, level, &s.x, width, width, n, Some(norm), Forms::of([gate.format, up.format]));
+        let row_len = gate.padded_rows();
+        let middle = grow(&mut s.middle, n * row_len);
+        matmul_gated(self.pool, level, &gate, &up, self.family.gate, &s.acts, middle);
+        s.acts.fill(self.pool, level, middle, row_len, c.feed_forward_len, n, None, Forms::of([down.format]));
+        self.add_part(down, layer.ffn_post_norm.as_deref(), n);
+    }
+
+    /// Multiplies the prepared activations by `matrix`, normalizes if asked to, and adds the result to the residual stream.
+    fn add_part(&mut self, matrix: Matrix<'_>, post_norm: Option<&[f32]>, n: usize) {
+        let (c, level, s) = (self.config, self.level, &mut *self.scratch);
+        let width = c.embedding_len;
+        let x = &mut s.x[..n * width];
+        let Some(weight) = post_norm else {
+            matmul(self.pool, level, &[matrix], &s.acts, x, Output::Add);
+            return;
+        };
+        let part = grow(&mut s.part, n * width);
+        matmul(self.pool, level, &[matrix], &s.acts, part, Output::Store);
+        self.pool.run_chunks(part, width, |_, row| ops::rms_norm(level, row, weight, c.norm_epsilon));
+        let part = &*part;
+        self.pool.run_chunks(x, width, |i, row| ops::add(level, row, &part[i * width..(i + 1) * width]));
+    }
+}
