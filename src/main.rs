@@ -1,2 +1,24 @@
 //! airs: runs GGUF language models on machines too small for them.
-fn main() {}
+
+mod commands;
+mod failure;
+mod flags;
+mod interrupt;
+mod machine;
+mod open;
+mod prompt;
+mod terminal;
+
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    let (command, settings) = match flags::read(std::env::args_os()) {
+        Ok(read) => read,
+        Err(code) => return code,
+    };
+    interrupt::install();
+    match commands::execute(command, &settings) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(failure) => failure.report(),
+    }
+}

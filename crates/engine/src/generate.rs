@@ -12,6 +12,9 @@ use crate::sampler::{Sampler, Sampling};
 use crate::session::Session;
 use crate::stream::StopStrings;
 
+/// Positions whose logits are held at once: a large vocabulary has a mebibyte of them for each.
+const LOGITS_ROWS_MAX: usize = 64;
+
 /// A model that computes, and its sessions.
 pub struct Engine {
     model: Arc<Model>,
@@ -145,26 +148,25 @@ impl Engine {
         Ok(reused)
     }
 
-    /// Computes `tokens` behind the session's; gives the logits of the last (`all`: of each).
-    fn extend(&mut self, session: &mut Session, tokens: &[u32], all: bool) -> Result<&[f32], Error> {
-        let last = tokens.len().saturating_sub(1);
-        let row = |(i, &token): (usize, &u32)| Row { sequence: session.sequence, token, logits: all || i == last };
+    /// Computes `tokens` behind the session's; gives the logits of those from place `from` on.
+    fn extend(&mut self, session: &mut Session, tokens: &[u32], from: usize) -> Result<&[f32], Error> {
+        let row = |(i, &token): (usize, &u32)| Row { sequence: session.sequence, token, logits: i >= from };
         let rows: Vec<Row> = tokens.iter().enumerate().map(row).collect();
         let logits = self.runner.forward(&rows)?;
         session.tokens.extend_from_slice(tokens);
         Ok(logits)
     }
 
-    /// Computes `prompt` in an own session and shows the logits of every position (`all`) or of the last one: position and
-    /// logits to `each`, which may `Break`.
+    /// Computes `prompt` in a session of its own and shows the logits from position `from` on: position and logits to
+    /// `each`, which may `Break`.
     pub fn logits(
         &mut self,
         prompt: &[u32],
-        all: bool,
+        from: usize,
         each: &mut dyn FnMut(usize, &[f32]) -> ControlFlow<()>,
     ) -> Result<(), Error> {
         let mut session = self.open(prompt.len());
-        let result = self.logits_in(&mut session, prompt, all, each);
+        let result = self.logits_in(&mut session, prompt, from, each);
         self.close(session);
         result
     }
@@ -173,24 +175,23 @@ impl Engine {
         &mut self,
         session: &mut Session,
         prompt: &[u32],
-        all: bool,
+        from: usize,
         each: &mut dyn FnMut(usize, &[f32]) -> ControlFlow<()>,
     ) -> Result<(), Error> {
         self.rewind(session, prompt)?;
         let vocab_len = self.model.config.vocab_len;
         let mut done = 0;
-        for chunk in prompt.chunks(self.chunk) {
-            let logits = self.extend(session, chunk, all)?;
-            done += chunk.len();
-            if !all && done < prompt.len() {
-                continue;
-            }
-            let first = if all { done - chunk.len() } else { done - 1 };
+        while done < prompt.len() {
+            let len = if done < from { (from - done).min(self.chunk) } else { LOGITS_ROWS_MAX.min(self.chunk) };
+            let end = (done + len).min(prompt.len());
+            let wanted_from = from.saturating_sub(done);
+            let logits = self.extend(session, &prompt[done..end], wanted_from)?;
             for (i, row) in logits.chunks_exact(vocab_len).enumerate() {
-                if each(first + i, row).is_break() {
+                if each(done + wanted_from + i, row).is_break() {
                     return Ok(());
                 }
             }
+            done = end;
         }
         Ok(())
     }
@@ -216,7 +217,7 @@ impl Engine {
                 return Ok(answer.end(StopReason::Cancelled, reused, Timings::default()));
             }
             let is_last = session.tokens.len() + chunk.len() == total;
-            let logits = self.extend(session, chunk, false)?;
+            let logits = self.extend(session, chunk, if is_last { chunk.len() - 1 } else { chunk.len() })?;
             if is_last && request.tokens_max != Some(0) {
                 next = Some(sampler.sample(logits)?);
             }
@@ -235,7 +236,7 @@ impl Engine {
             } else if session.tokens.len() == session.context_max {
                 stop = StopReason::Context;
             } else {
-                next = Some(sampler.sample(self.extend(session, &[token], false)?)?);
+                next = Some(sampler.sample(self.extend(session, &[token], 0)?)?);
             }
         }
         answer.flush(stop, progress);

@@ -1,0 +1,30 @@
+//! One file for each verb.
+
+mod bench;
+mod chat;
+mod list;
+mod logits;
+mod perplexity;
+mod pull;
+mod rm;
+mod run;
+mod show;
+mod tokenize;
+
+use crate::failure::Failure;
+use crate::flags::{Command, Settings};
+
+/// Does what `command` says.
+pub(crate) fn execute(command: Command, settings: &Settings) -> Result<(), Failure> {
+    match command {
+        Command::Run(args) => run::execute(&args, settings),
+        Command::Pull(args) => pull::execute(&args, settings),
+        Command::List(args) => list::execute(&args, settings),
+        Command::Rm(args) => rm::execute(&args, settings),
+        Command::Show(args) => show::execute(&args, settings),
+        Command::Tokenize(args) => tokenize::execute(&args, settings),
+        Command::Logits(args) => logits::execute(&args, settings),
+        Command::Perplexity(args) => perplexity::execute(&args, settings),
+        Command::Bench(args) => bench::execute(&args, settings),
+    }
+}

@@ -1,0 +1,454 @@
+//! Command line and environment. Nothing else reads the environment; what it says goes down as [`Settings`].
+
+use std::env;
+use std::ffi::OsString;
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use clap::{Args, Parser, Subcommand, ValueEnum};
+use engine::Sampling;
+use kernels::isa::Isa;
+
+/// Runs GGUF language models on machines too small for them.
+///
+/// MODEL is a name of the catalog (smollm2), a repository of the hub (hf.co/USER/REPO:QUANT), or a path to a .gguf file
+/// (the first one of a split model). Results go to standard output, everything else to standard error.
+#[derive(Debug, Parser)]
+#[command(name = "airs", version)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+/// The verbs.
+#[derive(Debug, Subcommand)]
+pub(crate) enum Command {
+    /// Answer a prompt, or chat.
+    Run(Run),
+    /// Fetch a model into the store, or check the one that is there.
+    Pull(Pull),
+    /// List the models in the store.
+    #[command(visible_alias = "ls")]
+    List(List),
+    /// Delete a model from the store.
+    Rm(Rm),
+    /// Show what a model is, from its header alone.
+    Show(Show),
+    /// Turn the text on standard input into token ids, without BOS.
+    Tokenize(Tokenize),
+    /// Print the largest logits after a list of tokens.
+    Logits(Logits),
+    /// Measure perplexity on a text file, as llama-perplexity does: chunks of -c tokens, scored on each second half.
+    Perplexity(Perplexity),
+    /// Measure the speed of prompts and of generation, as llama-bench does.
+    Bench(Bench),
+}
+
+/// Answer a prompt, or chat.
+///
+/// With one argument: a known name, a path, or a hub name is the model; a text with spaces is a prompt for the default
+/// model. With more, the first is the model. Without a prompt: a chat if standard input is a terminal, else standard
+/// input is the prompt. Models without a chat template continue the text as it stands.
+#[derive(Debug, Args)]
+pub(crate) struct Run {
+    #[arg(short, long)]
+    pub model: Option<String>,
+    /// [MODEL] [PROMPT]
+    #[arg(value_name = "MODEL] [PROMPT")]
+    pub args: Vec<String>,
+    /// Take these token ids for the prompt: 1,2,3 or @FILE with a JSON list
+    #[arg(long, value_parser = tokens, conflicts_with = "system")]
+    pub tokens: Option<Tokens>,
+    /// Tokens to generate at most; -1 until the model ends
+    #[arg(short, long = "predict", visible_alias = "n-predict", default_value_t = -1, allow_negative_numbers = true)]
+    pub n: i64,
+    /// Tokens of context; 0 for as many as the model was trained for
+    #[arg(short, long = "ctx-size", default_value_t = 0)]
+    pub context: usize,
+    /// System message
+    #[arg(long, visible_alias = "system-prompt")]
+    pub system: Option<String>,
+    /// Continue the prompt as it stands, without the chat template
+    #[arg(long)]
+    pub raw: bool,
+    /// Chat template to use instead of the file's own: Jinja, or a file with it
+    #[arg(long)]
+    pub chat_template: Option<String>,
+    /// End the answer before this text (can be repeated)
+    #[arg(long)]
+    pub stop: Vec<String>,
+    #[command(flatten)]
+    pub sample: Sample,
+    #[command(flatten)]
+    pub compute: Compute,
+    #[command(flatten)]
+    pub output: Output,
+}
+
+/// How tokens are drawn; order and defaults are llama.cpp's.
+#[derive(Debug, Args)]
+pub(crate) struct Sample {
+    /// Temperature; 0 always takes the likeliest token
+    #[arg(long, visible_alias = "temperature", default_value_t = 0.8, value_parser = not_negative)]
+    temp: f32,
+    /// Only the K likeliest tokens; 0 for all
+    #[arg(long, default_value_t = 40)]
+    top_k: usize,
+    /// Only the likeliest tokens that together have this probability; 1 for all
+    #[arg(long, default_value_t = 0.95, value_parser = share)]
+    top_p: f32,
+    /// Only tokens with at least this share of the likeliest one's probability; 0 for all
+    #[arg(long, default_value_t = 0.05, value_parser = share)]
+    min_p: f32,
+    /// Weaken tokens that were seen lately; 1 does not
+    #[arg(long, default_value_t = 1.0, value_parser = positive)]
+    repeat_penalty: f32,
+    /// How many tokens count as lately
+    #[arg(long, default_value_t = 64)]
+    repeat_last_n: usize,
+    /// Start of the random numbers; -1 for a new one each time (it is printed)
+    #[arg(long, default_value_t = -1, allow_negative_numbers = true)]
+    seed: i64,
+}
+
+impl Sample {
+    /// As the engine wants it.
+    pub(crate) fn resolve(&self) -> Sampling {
+        Sampling {
+            temperature: self.temp,
+            top_k: self.top_k,
+            top_p: self.top_p,
+            min_p: self.min_p,
+            repeat_penalty: self.repeat_penalty,
+            repeat_last_n: self.repeat_last_n,
+            seed: u64::try_from(self.seed).unwrap_or_else(|_| new_seed()),
+        }
+    }
+}
+
+/// A seed of 32 bits, so that it is easily typed again.
+fn new_seed() -> u64 {
+    use std::hash::{BuildHasher, RandomState};
+    RandomState::new().hash_one(std::process::id()) >> 32
+}
+
+/// How to compute.
+#[derive(Debug, Clone, Args)]
+pub(crate) struct Compute {
+    /// Threads; default: as many as processors may be used (affinity and CPU quota count)
+    #[arg(short, long, value_parser = at_least_one)]
+    pub threads: Option<usize>,
+    /// Tokens computed at once at most [short: -ub]
+    #[arg(long = "ubatch-size", value_name = "N", default_value_t = 512, value_parser = at_least_one)]
+    pub micro_batch: usize,
+}
+
+/// How to print.
+#[derive(Debug, Args)]
+pub(crate) struct Output {
+    /// Format of the result
+    #[arg(short, long = "output", value_name = "FORMAT", default_value = "text")]
+    format: Format,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Format {
+    Text,
+    Json,
+}
+
+impl Output {
+    /// Whether the result is wanted as JSON.
+    pub(crate) fn json(&self) -> bool {
+        self.format == Format::Json
+    }
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Pull {
+    /// Model to fetch
+    #[arg(default_value = library::DEFAULT_MODEL)]
+    pub model: String,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct List {
+    #[command(flatten)]
+    pub output: Output,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Rm {
+    /// Models to delete
+    #[arg(required = true)]
+    pub models: Vec<String>,
+}
+
+/// The model as an argument or as `-m`.
+#[derive(Debug, Args)]
+pub(crate) struct ModelArg {
+    /// Model; default: the catalog's first
+    model: Option<String>,
+    #[arg(short = 'm', long = "model", value_name = "MODEL", conflicts_with = "model")]
+    m: Option<String>,
+}
+
+impl ModelArg {
+    pub(crate) fn name(&self) -> &str {
+        self.m.as_deref().or(self.model.as_deref()).unwrap_or(library::DEFAULT_MODEL)
+    }
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Show {
+    #[command(flatten)]
+    pub model: ModelArg,
+    #[command(flatten)]
+    pub output: Output,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Tokenize {
+    #[command(flatten)]
+    pub model: ModelArg,
+    /// Parse the text of special tokens as these tokens
+    #[arg(long)]
+    pub special: bool,
+    #[command(flatten)]
+    pub output: Output,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Logits {
+    #[command(flatten)]
+    pub model: ModelArg,
+    /// Token ids: 1,2,3 or @FILE with a JSON list
+    #[arg(long, value_parser = tokens)]
+    pub tokens: Tokens,
+    /// How many of the largest logits
+    #[arg(long, default_value_t = 20, value_parser = at_least_one)]
+    pub top: usize,
+    /// After every token, not only after the last
+    #[arg(long)]
+    pub all: bool,
+    #[command(flatten)]
+    pub compute: Compute,
+    #[command(flatten)]
+    pub output: Output,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Perplexity {
+    #[arg(short, long)]
+    pub model: Option<String>,
+    /// [MODEL] FILE
+    #[arg(value_name = "MODEL] [FILE", required = true, num_args = 1..=2)]
+    pub args: Vec<PathBuf>,
+    /// Tokens of a chunk
+    #[arg(short, long = "ctx-size", default_value_t = 512)]
+    pub context: usize,
+    #[command(flatten)]
+    pub compute: Compute,
+    #[command(flatten)]
+    pub output: Output,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Bench {
+    #[command(flatten)]
+    pub model: ModelArg,
+    /// Tokens of the prompt test; 0 skips it
+    #[arg(short = 'p', long = "n-prompt", value_name = "N", default_value = "512", value_delimiter = ',')]
+    pub prompt: Vec<usize>,
+    /// Tokens of the generation test; 0 skips it
+    #[arg(short = 'n', long = "n-gen", value_name = "N", default_value = "128", value_delimiter = ',')]
+    pub gen_: Vec<usize>,
+    /// Sequences that generate at once
+    #[arg(long, value_name = "N", default_value = "1", value_delimiter = ',', value_parser = at_least_one)]
+    pub parallel: Vec<usize>,
+    /// Runs that count, after one that does not
+    #[arg(short, long, value_name = "N", default_value_t = 5, value_parser = at_least_one)]
+    pub repetitions: usize,
+    #[command(flatten)]
+    pub compute: Compute,
+    #[command(flatten)]
+    pub output: Output,
+}
+
+/// What the environment says.
+#[derive(Debug, Clone)]
+pub(crate) struct Settings {
+    /// Store and sources.
+    pub library: library::Config,
+    /// Instruction set to force.
+    pub isa: Option<Isa>,
+}
+
+/// Reads command line and environment; on an error or a request for help, all is printed and the exit code given.
+pub(crate) fn read(args: impl Iterator<Item = OsString>) -> Result<(Command, Settings), ExitCode> {
+    let cli = Cli::try_parse_from(spell_out(args)).map_err(|e| {
+        let code = u8::try_from(e.exit_code()).unwrap_or(2);
+        // Where help cannot be printed there is nobody to tell.
+        let _ = e.print();
+        ExitCode::from(code)
+    })?;
+    let settings = settings().map_err(|text| crate::failure::Failure::Usage(text).report())?;
+    Ok((cli.command, settings))
+}
+
+/// llama.cpp's short flags of several letters, which the parser does not know, in their long form.
+fn spell_out(args: impl Iterator<Item = OsString>) -> Vec<OsString> {
+    let mut literal = false;
+    let spell = |arg: OsString| {
+        literal |= arg == "--";
+        match arg.to_str() {
+            Some("-ub") if !literal => "--ubatch-size".into(),
+            Some(text) if !literal && text.starts_with("-ub=") => format!("--ubatch-size{}", &text[3..]).into(),
+            _ => arg,
+        }
+    };
+    args.map(spell).collect()
+}
+
+fn settings() -> Result<Settings, String> {
+    let text = |name: &str| match env::var(name) {
+        Ok(value) if !value.is_empty() => Ok(Some(value)),
+        Ok(_) | Err(env::VarError::NotPresent) => Ok(None),
+        Err(env::VarError::NotUnicode(_)) => Err(format!("{name}: not UTF-8")),
+    };
+    let path = |name: &str| env::var_os(name).filter(|v| !v.is_empty()).map(PathBuf::from);
+    let home = path("AIRS_HOME")
+        .or_else(|| path("XDG_CACHE_HOME").map(|d| d.join("airs")))
+        .or_else(|| path("HOME").map(|d| d.join(".cache").join("airs")))
+        .ok_or("no place for the store: set AIRS_HOME")?;
+    let mut library = library::Config::new(home);
+    if let Some(endpoint) = text("HF_ENDPOINT")? {
+        library.hub_endpoint = endpoint;
+    }
+    library.hub_token = text("HF_TOKEN")?;
+    for name in ["HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy"] {
+        library.proxy = library.proxy.or(text(name)?);
+    }
+    library.no_proxy = text("NO_PROXY")?.or(text("no_proxy")?);
+    library.ca_file = path("SSL_CERT_FILE");
+    let isa = text("AIRS_ISA")?.map(|name| isa(&name)).transpose()?;
+    Ok(Settings { library, isa })
+}
+
+fn isa(name: &str) -> Result<Isa, String> {
+    let names = |list: Vec<Isa>| list.iter().map(|i| i.name()).collect::<Vec<_>>().join(", ");
+    let isa = Isa::from_name(name)
+        .ok_or_else(|| format!("AIRS_ISA={name}: no such instruction set; there are {}", names(Isa::ALL.to_vec())))?;
+    if !isa.available() {
+        let available = Isa::ALL.iter().copied().filter(|i| i.available()).collect();
+        return Err(format!("AIRS_ISA={name}: this machine does not have it; it has {}", names(available)));
+    }
+    Ok(isa)
+}
+
+/// Token ids from the command line.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Tokens(pub Vec<u32>);
+
+fn tokens(text: &str) -> Result<Tokens, String> {
+    let ids: Vec<u32> = match text.strip_prefix('@') {
+        Some(file) => {
+            let json = std::fs::read(file).map_err(|e| format!("{file}: {e}"))?;
+            serde_json::from_slice(&json).map_err(|e| format!("{file}: no JSON list of ids: {e}"))?
+        }
+        None => {
+            let id = |word: &str| word.trim().parse().map_err(|e| format!("{word:?}: {e}"));
+            text.split(',').map(id).collect::<Result<_, _>>()?
+        }
+    };
+    if ids.is_empty() { Err("no ids".to_owned()) } else { Ok(Tokens(ids)) }
+}
+
+fn number(text: &str, allowed: impl Fn(f32) -> bool, what: &str) -> Result<f32, String> {
+    let value: f32 = text.parse().map_err(|e| format!("{e}"))?;
+    if allowed(value) { Ok(value) } else { Err(format!("must be {what}")) }
+}
+
+fn not_negative(text: &str) -> Result<f32, String> {
+    number(text, |v| v.is_finite() && v >= 0.0, "0 or more")
+}
+
+fn share(text: &str) -> Result<f32, String> {
+    number(text, |v| (0.0..=1.0).contains(&v), "between 0 and 1")
+}
+
+fn positive(text: &str) -> Result<f32, String> {
+    number(text, |v| v.is_finite() && v > 0.0, "more than 0")
+}
+
+fn at_least_one(text: &str) -> Result<usize, String> {
+    match text.parse() {
+        Ok(0) => Err("must be at least 1".to_owned()),
+        Ok(value) => Ok(value),
+        Err(e) => Err(format!("{e}")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+
+    fn parse(args: &[&str]) -> Result<Command, clap::Error> {
+        let args = ["airs"].iter().chain(args).map(|&a| OsString::from(a));
+        Cli::try_parse_from(spell_out(args)).map(|cli| cli.command)
+    }
+
+    #[test]
+    fn the_definition_is_sound() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn llama_cpp_spellings_parse() {
+        let args = [
+            "run", "-m", "m.gguf", "-n", "-1", "-c", "512", "-t", "2", "-ub", "64", "--seed", "-1", "--temp", "0", "hi",
+        ];
+        let Ok(Command::Run(run)) = parse(&args) else { panic!("{:?}", parse(&args)) };
+        assert_eq!((run.n, run.context, run.compute.threads, run.compute.micro_batch), (-1, 512, Some(2), 64));
+        assert_eq!(run.args, ["hi"]);
+        let Ok(Command::Bench(bench)) =
+            parse(&["bench", "-p", "512", "-n", "0", "-r", "3", "-ub=7", "--parallel", "1,4,8"])
+        else {
+            panic!()
+        };
+        assert_eq!((bench.prompt, bench.gen_, bench.parallel), (vec![512], vec![0], vec![1, 4, 8]));
+        assert_eq!(bench.compute.micro_batch, 7);
+    }
+
+    #[test]
+    fn after_two_dashes_everything_is_text() {
+        let Ok(Command::Run(run)) = parse(&["run", "smollm2", "--", "-ub"]) else { panic!() };
+        assert_eq!(run.args, ["smollm2", "-ub"]);
+    }
+
+    #[test]
+    fn values_out_of_range_are_usage_errors() {
+        for args in [
+            &["run", "--top-p", "1.5"][..],
+            &["run", "--temp", "nan"],
+            &["run", "--temp=-1"],
+            &["run", "-t", "0"],
+            &["run", "-ub", "0"],
+            &["run", "--repeat-penalty", "0"],
+            &["run", "--tokens", "1,x"],
+            &["logits"],
+            &["perplexity"],
+            &["show", "a", "-m", "b"],
+            &["nonsense"],
+        ] {
+            assert_eq!(parse(args).map(|_| ()).map_err(|e| e.exit_code()), Err(2), "{args:?}");
+        }
+    }
+
+    #[test]
+    fn token_lists_are_ids_or_a_file() {
+        assert_eq!(tokens("1, 2,3"), Ok(Tokens(vec![1, 2, 3])));
+        assert!(tokens("").is_err() && tokens("-1").is_err() && tokens("@/nowhere").is_err());
+    }
+}
