@@ -7,6 +7,7 @@
 pub mod activations;
 pub mod attention;
 pub mod isa;
+pub mod limits;
 pub mod math;
 pub mod matmul;
 pub mod ops;

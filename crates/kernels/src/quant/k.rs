@@ -4,21 +4,27 @@ use super::{Packed, Quant, Sub, gather, halves, interleave, unpack_quant_row};
 use crate::PANEL_ROWS;
 use crate::simd::Simd;
 
+/// Code byte `i` of each row.
+#[inline(always)]
+fn code<S: Simd>(s: S, codes: &[u8], h: usize, i: usize) -> S::V {
+    s.v_load_u8(&codes[16 * i + S::LANES * h..])
+}
+
 /// Scale and minimum of sub-block `j`, multiplied out, from the twelve vectors of six-bit codes at `codes`.
 ///
 /// Bytes 0-3 hold the low six bits of scales 0-3, bytes 4-7 those of minima 0-3; bytes 8-11 hold the low four bits of
 /// scales (low nibble) and minima (high nibble) 4-7, whose upper two bits are the top bits of bytes 0-3 and 4-7.
 #[inline(always)]
 fn scale_and_min<S: Simd>(s: S, codes: &[u8], h: usize, (d, dmin): (S::F, S::F), j: usize) -> (S::F, S::F) {
-    let byte = |i: usize| s.v_load_u8(&codes[16 * i + S::LANES * h..]);
-    let (six, four) = (s.v_splat(63), s.v_splat(15));
+    let (six, four, top) = (s.v_splat(63), s.v_splat(15), s.v_splat(0x30));
     let (scale, min) = if j < 4 {
-        (s.v_and(byte(j), six), s.v_and(byte(j + 4), six))
+        (s.v_and(code(s, codes, h, j), six), s.v_and(code(s, codes, h, j + 4), six))
     } else {
-        let both = byte(j + 4);
-        // Top two bits of the code, moved to bits 4 and 5.
-        let top = |i: usize| s.v_and(s.v_shr(byte(i), 2), s.v_splat(0x30));
-        (s.v_or(s.v_and(both, four), top(j - 4)), s.v_or(s.v_shr(both, 4), top(j)))
+        let both = code(s, codes, h, j + 4);
+        // The top two bits of a code, moved to bits 4 and 5.
+        let scale_top = s.v_shr(code(s, codes, h, j - 4), 2);
+        let min_top = s.v_shr(code(s, codes, h, j), 2);
+        (s.v_and_or(scale_top, top, s.v_and(both, four)), s.v_and_or(min_top, top, s.v_shr(both, 4)))
     };
     // 11 bits times 6 bits: both products are exact.
     (s.f_mul(d, s.v_to_f(scale)), s.f_mul(dmin, s.v_to_f(min)))
@@ -66,10 +72,11 @@ impl Quant for Q4_K {
         let (scale, min) = scale_and_min(s, &block[64..], h, head, j);
         let mask = s.v_splat(0x0f0f_0f0f);
         let q = &block[256 + 512 * (j / 2)..];
-        let w = std::array::from_fn(|i| {
+        let mut w = [mask; 8];
+        for (i, w) in w.iter_mut().enumerate() {
             let v = s.v_load(&q[64 * i + 4 * S::LANES * h..]);
-            s.v_and(if j % 2 == 0 { v } else { s.v_shr(v, 4) }, mask)
-        });
+            *w = s.v_and(if j % 2 == 0 { v } else { s.v_shr(v, 4) }, mask);
+        }
         Sub { w, scale, scale_high: s.f_splat(0.0), min }
     }
 }
@@ -110,13 +117,14 @@ impl Quant for Q5_K {
         let (scale, min) = scale_and_min(s, &block[64..], h, head, j);
         let (mask, fifth) = (s.v_splat(0x0f0f_0f0f), s.v_splat(0x1010_1010));
         let (high, q) = (&block[256..], &block[768 + 512 * (j / 2)..]);
-        let w = std::array::from_fn(|i| {
+        let mut w = [mask; 8];
+        for (i, w) in w.iter_mut().enumerate() {
             let at = 64 * i + 4 * S::LANES * h;
             let (v, bits) = (s.v_load(&q[at..]), s.v_load(&high[at..]));
             let low = s.v_and(if j % 2 == 0 { v } else { s.v_shr(v, 4) }, mask);
             let bits = if j < 4 { s.v_shl(bits, 4 - j as u32) } else { s.v_shr(bits, j as u32 - 4) };
-            s.v_and_or(bits, fifth, low)
-        });
+            *w = s.v_and_or(bits, fifth, low);
+        }
         Sub { w, scale, scale_high: s.f_splat(0.0), min }
     }
 }
@@ -159,7 +167,8 @@ impl Quant for Q6_K {
         let (mask, pair) = (s.v_splat(0x0f0f_0f0f), s.v_splat(0x3030_3030));
         let low = &block[288 + 1024 * half + 512 * (quarter % 2)..];
         let high = &block[2336 + 512 * half..];
-        let w = std::array::from_fn(|i| {
+        let mut w = [mask; 8];
+        for (i, w) in w.iter_mut().enumerate() {
             let at = 64 * i + 4 * S::LANES * h;
             let (v, bits) = (s.v_load(&low[at..]), s.v_load(&high[at..]));
             let v = s.v_and(if quarter < 2 { v } else { s.v_shr(v, 4) }, mask);
@@ -169,10 +178,12 @@ impl Quant for Q6_K {
                 2 => bits,
                 _ => s.v_shr(bits, 2),
             };
-            s.v_and_or(bits, pair, v)
-        });
+            *w = s.v_and_or(bits, pair, v);
+        }
         // 11 bits times 8 bits: exact.
-        let scale = |i: usize| s.f_mul(d, s.v_to_f(s.v_load_i8(&block[32 + 16 * (2 * j + i) + S::LANES * h..])));
-        Sub { w, scale: scale(0), scale_high: scale(1), min: s.f_splat(0.0) }
+        let codes = &block[32 + 32 * j..];
+        let scale = s.f_mul(d, s.v_to_f(s.v_load_i8(&codes[S::LANES * h..])));
+        let scale_high = s.f_mul(d, s.v_to_f(s.v_load_i8(&codes[16 + S::LANES * h..])));
+        Sub { w, scale, scale_high, min: s.f_splat(0.0) }
     }
 }

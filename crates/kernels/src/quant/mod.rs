@@ -246,8 +246,13 @@ fn interleave(rows: &[&[u8]; PANEL_ROWS], from: usize, to: &mut [u8]) {
 #[inline(always)]
 fn nibbles<S: Simd>(s: S, q: &[u8], h: usize) -> [S::V; 8] {
     let mask = s.v_splat(0x0f0f_0f0f);
-    let low: [S::V; 4] = std::array::from_fn(|i| s.v_load(&q[64 * i + 4 * S::LANES * h..]));
-    std::array::from_fn(|i| if i < 4 { s.v_and(low[i], mask) } else { s.v_and(s.v_shr(low[i - 4], 4), mask) })
+    let mut w = [mask; 8];
+    for i in 0..4 {
+        let both = s.v_load(&q[64 * i + 4 * S::LANES * h..]);
+        w[i] = s.v_and(both, mask);
+        w[i + 4] = s.v_and(s.v_shr(both, 4), mask);
+    }
+    w
 }
 
 /// Vector `h` of 16 half-precision values at the start of `from`.

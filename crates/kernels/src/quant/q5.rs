@@ -32,12 +32,13 @@ fn pack_high(rows: &[&[u8]; PANEL_ROWS], from: usize, to: &mut [u8]) {
 #[inline(always)]
 fn five_bits<S: Simd>(s: S, q: &[u8], h: usize) -> [S::V; 8] {
     let high = s.v_load(&q[4 * S::LANES * h..]);
-    let low = nibbles(s, &q[64..], h);
+    let mut w = nibbles(s, &q[64..], h);
     let mask = s.v_splat(0x1010_1010);
-    std::array::from_fn(|j| {
+    for (j, w) in w.iter_mut().enumerate() {
         let high = if j < 4 { s.v_shl(high, 4 - j as u32) } else { s.v_shr(high, j as u32 - 4) };
-        s.v_and_or(high, mask, low[j])
-    })
+        *w = s.v_and_or(high, mask, *w);
+    }
+    w
 }
 
 #[allow(non_camel_case_types)]

@@ -22,6 +22,16 @@ pub(super) const IQ4_NL_VALUES: [u8; 16] = offset([-127, -104, -83, -65, -49, -3
 /// E2M1 values doubled; the scale is halved. Source: OCP Microscaling formats 1.0.
 const MXFP4_VALUES: [u8; 16] = offset([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12]);
 
+/// Table values of 32 columns.
+#[inline(always)]
+fn look_up<S: Simd>(s: S, table: &[u8; 16], q: &[u8], h: usize) -> [S::V; 8] {
+    let mut w = nibbles(s, q, h);
+    for w in &mut w {
+        *w = s.v_lookup(table, *w);
+    }
+    w
+}
+
 #[allow(non_camel_case_types)]
 pub(crate) struct IQ4_NL;
 
@@ -46,13 +56,8 @@ impl Quant for IQ4_NL {
     fn head<S: Simd>(_: S, _: &[u8], _: usize) {}
     #[inline(always)]
     fn sub<S: Simd>(s: S, block: &[u8], h: usize, (): (), _: usize) -> Sub<S> {
-        let (zero, index) = (s.f_splat(0.0), nibbles(s, &block[32..], h));
-        Sub {
-            w: std::array::from_fn(|i| s.v_lookup(&IQ4_NL_VALUES, index[i])),
-            scale: halves(s, block, h),
-            scale_high: zero,
-            min: zero,
-        }
+        let zero = s.f_splat(0.0);
+        Sub { w: look_up(s, &IQ4_NL_VALUES, &block[32..], h), scale: halves(s, block, h), scale_high: zero, min: zero }
     }
 }
 
@@ -79,7 +84,7 @@ impl Quant for MXFP4 {
     fn head<S: Simd>(_: S, _: &[u8], _: usize) {}
     #[inline(always)]
     fn sub<S: Simd>(s: S, block: &[u8], h: usize, (): (), _: usize) -> Sub<S> {
-        let (zero, index) = (s.f_splat(0.0), nibbles(s, &block[16..], h));
+        let zero = s.f_splat(0.0);
         // The exponent byte e means 2^(e - 127), halved for the doubled table: 2^(e - 128). Its float has exponent field
         // e - 1; building 2^(e - 64) and multiplying by 2^-64 covers e = 0 and 1 too, where the result is subnormal.
         let e = s.v_load_u8(&block[S::LANES * h..]);
@@ -87,6 +92,6 @@ impl Quant for MXFP4 {
         // Fields of 255 and more would be infinite: 2^(191 - 64) and up never occur in a model, and saturate.
         let large = s.v_as_f(s.v_shl(field, 23));
         let scale = s.f_mul(large, s.f_splat(f32::from_bits(63 << 23)));
-        Sub { w: std::array::from_fn(|i| s.v_lookup(&MXFP4_VALUES, index[i])), scale, scale_high: zero, min: zero }
+        Sub { w: look_up(s, &MXFP4_VALUES, &block[16..], h), scale, scale_high: zero, min: zero }
     }
 }
