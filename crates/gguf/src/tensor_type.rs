@@ -74,7 +74,7 @@ tensor_types! {
 impl TensorType {
     /// Bytes of a row of `row_len` values: `None` if that is not a whole number of blocks or overflows.
     pub fn row_bytes(self, row_len: u64) -> Option<u64> {
-        if row_len % self.block_len() != 0 {
+        if !row_len.is_multiple_of(self.block_len()) {
             return None;
         }
         (row_len / self.block_len()).checked_mul(self.block_bytes())
