@@ -24,6 +24,10 @@ struct Cli {
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
     /// Answer a prompt, or chat.
+    ///
+    /// With one argument: a known name, a path or a hub name is the model; a text with spaces is a prompt for the
+    /// default model. With more, the first is the model. Without a prompt: a chat if standard input is a terminal, else
+    /// standard input is the prompt. Models without a chat template continue the text as it stands.
     Run(Run),
     /// Fetch a model into the store, or check the one that is there.
     Pull(Pull),
@@ -44,17 +48,14 @@ pub(crate) enum Command {
     Bench(Bench),
 }
 
-/// Answer a prompt, or chat.
-///
-/// With one argument: a known name, a path, or a hub name is the model; a text with spaces is a prompt for the default
-/// model. With more, the first is the model. Without a prompt: a chat if standard input is a terminal, else standard
-/// input is the prompt. Models without a chat template continue the text as it stands.
 #[derive(Debug, Args)]
+#[command(override_usage = "airs run [OPTIONS] [MODEL] [PROMPT]")]
 pub(crate) struct Run {
+    /// Model; then all arguments are the prompt
     #[arg(short, long)]
     pub model: Option<String>,
-    /// [MODEL] [PROMPT]
-    #[arg(value_name = "MODEL] [PROMPT")]
+    /// Model and prompt; each may be left out
+    #[arg(value_name = "MODEL PROMPT")]
     pub args: Vec<String>,
     /// Take these token ids for the prompt: 1,2,3 or @FILE with a JSON list
     #[arg(long, value_parser = tokens, conflicts_with = "system")]
@@ -147,7 +148,7 @@ pub(crate) struct Compute {
 #[derive(Debug, Args)]
 pub(crate) struct Output {
     /// Format of the result
-    #[arg(short, long = "output", value_name = "FORMAT", default_value = "text")]
+    #[arg(short = 'o', long = "output", value_name = "FORMAT", default_value = "text")]
     format: Format,
 }
 
@@ -189,6 +190,7 @@ pub(crate) struct Rm {
 pub(crate) struct ModelArg {
     /// Model; default: the catalog's first
     model: Option<String>,
+    /// The same as an option
     #[arg(short = 'm', long = "model", value_name = "MODEL", conflicts_with = "model")]
     m: Option<String>,
 }
@@ -238,11 +240,13 @@ pub(crate) struct Logits {
 }
 
 #[derive(Debug, Args)]
+#[command(override_usage = "airs perplexity [OPTIONS] [MODEL] <FILE>")]
 pub(crate) struct Perplexity {
+    /// Model
     #[arg(short, long)]
     pub model: Option<String>,
-    /// [MODEL] FILE
-    #[arg(value_name = "MODEL] [FILE", required = true, num_args = 1..=2)]
+    /// Model, which may be left out, and the text to measure on
+    #[arg(value_name = "MODEL FILE", required = true, num_args = 1..=2)]
     pub args: Vec<PathBuf>,
     /// Tokens of a chunk
     #[arg(short, long = "ctx-size", default_value_t = 512)]

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use gguf::{TensorType, Value};
+use gguf::TensorType;
 use model::Header;
 use serde_json::json;
 
@@ -105,15 +105,5 @@ pub(crate) fn execute(args: &Show, settings: &Settings) -> Result<(), Failure> {
         |t| format!("{} characters, the model chats", t.chars().count()),
     );
     row("chat template", described);
-    row("metadata", format!("{} keys", metadata.iter().count()));
-    for (key, value) in metadata.iter().filter(|(key, _)| key.starts_with("general.")) {
-        if let Value::String(text) = value {
-            row("", format!("{key} = {}", first_line(text)));
-        }
-    }
     print(&out)
-}
-
-fn first_line(text: &str) -> String {
-    text.lines().next().unwrap_or("").chars().take(80).collect()
 }

@@ -1,0 +1,86 @@
+//! Runs the program as a user would.
+
+use std::fs::{self, File};
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+
+use serde_json::Value;
+
+/// The store with the real models: the one that the test models were put into.
+pub(crate) fn store() -> PathBuf {
+    let model = fixtures::test_models::smollm2();
+    model.ancestors().find(|dir| dir.join("locks").is_dir()).unwrap().to_owned()
+}
+
+/// The program with nothing in its environment but a store and the search path.
+pub(crate) fn airs(store: &Path) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_airs"));
+    command.env_clear().env("AIRS_HOME", store).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    // No test reaches a hub, and none waits for it.
+    command.env("HF_ENDPOINT", "http://127.0.0.1:1");
+    if let Some(path) = std::env::var_os("PATH") {
+        command.env("PATH", path);
+    }
+    command
+}
+
+/// How a run ended.
+#[derive(Debug)]
+pub(crate) struct Ended {
+    pub(crate) code: Option<i32>,
+    pub(crate) stdout: String,
+    pub(crate) stderr: String,
+}
+
+impl Ended {
+    pub(crate) fn of(output: Output) -> Ended {
+        let text = |bytes| String::from_utf8(bytes).unwrap();
+        Ended { code: output.status.code(), stdout: text(output.stdout), stderr: text(output.stderr) }
+    }
+
+    /// The result, which must be one line of JSON after success.
+    pub(crate) fn json(&self) -> Value {
+        assert_eq!(self.code, Some(0), "{self:?}");
+        assert_eq!(self.stdout.lines().count(), 1, "{self:?}");
+        serde_json::from_str(&self.stdout).unwrap()
+    }
+
+    /// Asserts a failure with this exit code whose one line contains all of `words`.
+    pub(crate) fn fails(&self, code: i32, words: &[&str]) {
+        assert_eq!(self.code, Some(code), "{self:?}");
+        assert_eq!(self.stdout, "", "{self:?}");
+        assert_eq!(self.stderr.lines().count(), 1, "{self:?}");
+        for word in words {
+            assert!(self.stderr.contains(word), "{word:?} is missing: {self:?}");
+        }
+    }
+}
+
+/// Runs with `args`.
+pub(crate) fn run(store: &Path, args: &[&str]) -> Ended {
+    Ended::of(airs(store).args(args).output().unwrap())
+}
+
+/// Runs with `args` and `input` on standard input.
+pub(crate) fn run_with_input(store: &Path, args: &[&str], input: &str) -> Ended {
+    let mut child = airs(store).args(args).stdin(Stdio::piped()).spawn().unwrap();
+    child.stdin.take().unwrap().write_all(input.as_bytes()).unwrap();
+    Ended::of(child.wait_with_output().unwrap())
+}
+
+/// `model`'s header with `change` applied to it, followed by zeros up to the model's length (without taking that much
+/// space).
+pub(crate) fn changed_header(model: &Path, to: &Path, change: impl FnOnce(&mut Vec<u8>)) {
+    use std::io::Read;
+    let mut header = Vec::new();
+    File::open(model).unwrap().take(4 << 20).read_to_end(&mut header).unwrap();
+    change(&mut header);
+    fs::write(to, &header).unwrap();
+    File::options().write(true).open(to).unwrap().set_len(fs::metadata(model).unwrap().len()).unwrap();
+}
+
+/// Where `needle` is in `haystack`.
+pub(crate) fn position(haystack: &[u8], needle: &[u8]) -> usize {
+    haystack.windows(needle.len()).position(|w| w == needle).unwrap()
+}
