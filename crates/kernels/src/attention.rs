@@ -252,19 +252,12 @@ fn split<S: Simd>(s: S, query: &Query<'_>, rows: Rows, split: usize, result: &mu
         let keys = query.kv.keys(shape, block, rows.head_kv);
         let at = block * KV_BLOCK - split * SPLIT;
         for h in 0..KV_BLOCK / S::LANES {
-            let mut acc = [s.f_splat(0.0); ROWS];
-            for i in 0..n {
-                let k = s.f_load_half(&keys[i * KV_BLOCK + h * S::LANES..]);
-                for r in 0..ROWS {
-                    acc[r] = s.f_fma(k, s.f_splat(q[r][i]), acc[r]);
-                }
-            }
-            for r in 0..rows.len() {
-                let mut score = acc[r];
-                if let Some(cap) = shape.soft_cap {
-                    score = s.f_mul(tanh(s, s.f_div(score, s.f_splat(cap))), s.f_splat(cap));
-                }
-                s.f_store(score, &mut scores[r][at + h * S::LANES..]);
+            let at = at + h * S::LANES;
+            let keys = &keys[h * S::LANES..];
+            if rows.len() <= 4 {
+                score_rows::<S, 4>(s, shape, keys, &q, &mut scores, at);
+            } else {
+                score_rows::<S, ROWS>(s, shape, keys, &q, &mut scores, at);
             }
         }
     }
@@ -277,6 +270,32 @@ fn split<S: Simd>(s: S, query: &Query<'_>, rows: Rows, split: usize, result: &mu
         (result.max[r], result.sum[r]) = max;
     }
     weigh_values(s, query, rows.head_kv, rows.len(), (first, last, split), &scores, &mut result.out);
+}
+
+/// Scores of the positions of one vector for `R` rows.
+#[inline(always)]
+fn score_rows<S: Simd, const R: usize>(
+    s: S,
+    shape: &Shape,
+    keys: &[u16],
+    q: &[[f32; HEAD_LEN_MAX]; ROWS],
+    scores: &mut [[f32; SPLIT]; ROWS],
+    at: usize,
+) {
+    let mut acc = [s.f_splat(0.0); R];
+    for i in 0..shape.head_len {
+        let k = s.f_load_half(&keys[i * KV_BLOCK..]);
+        for r in 0..R {
+            acc[r] = s.f_fma(k, s.f_splat(q[r][i]), acc[r]);
+        }
+    }
+    for r in 0..R {
+        let mut score = acc[r];
+        if let Some(cap) = shape.soft_cap {
+            score = s.f_mul(tanh(s, s.f_div(score, s.f_splat(cap))), s.f_splat(cap));
+        }
+        s.f_store(score, &mut scores[r][at..]);
+    }
 }
 
 /// Scores to weights in place (0 outside `visible`); returns their maximum and the sum of the weights.
@@ -316,56 +335,62 @@ fn weigh_values<S: Simd>(
     query: &Query<'_>,
     head_kv: usize,
     rows: usize,
+    span: (usize, usize, usize),
+    weights: &[[f32; SPLIT]; ROWS],
+    out: &mut [[f32; HEAD_LEN_MAX]; ROWS],
+) {
+    let n = query.shape.head_len;
+    // As many rows at once as the registers hold accumulators for, with two vectors each.
+    for at in (0..n).step_by(2 * S::LANES) {
+        if at + 2 * S::LANES <= n {
+            if rows <= 4 || S::GROUP_MAX < 8 {
+                for r in (0..rows).step_by(4) {
+                    weigh_piece::<S, 4, 2>(s, query, head_kv, r, at, span, weights, out);
+                }
+            } else {
+                weigh_piece::<S, 8, 2>(s, query, head_kv, 0, at, span, weights, out);
+            }
+        } else {
+            for r in (0..rows).step_by(4) {
+                weigh_piece::<S, 4, 1>(s, query, head_kv, r, at, span, weights, out);
+            }
+        }
+    }
+}
+
+/// `P` vectors of the outputs of rows `row .. row + R`, from value `at` on.
+#[inline(always)]
+fn weigh_piece<S: Simd, const R: usize, const P: usize>(
+    s: S,
+    query: &Query<'_>,
+    head_kv: usize,
+    row: usize,
+    at: usize,
     (first, last, split): (usize, usize, usize),
     weights: &[[f32; SPLIT]; ROWS],
     out: &mut [[f32; HEAD_LEN_MAX]; ROWS],
 ) {
-    const R: usize = 4;
-    let shape = query.shape;
-    let n = shape.head_len;
-    let pieces = 16 / S::LANES * 2;
-    for r0 in (0..rows).step_by(R) {
-        // 32 values at a time: two vectors of 16 lanes for four rows.
-        for d in (0..n).step_by(16 * 2) {
-            if d + 32 <= n {
-                for half in 0..pieces / 2 {
-                    let at = d + half * 2 * S::LANES;
-                    let mut acc = [[s.f_splat(0.0); 2]; R];
-                    for block in first..last {
-                        let values = query.kv.values(shape, block, head_kv);
-                        let p = block * KV_BLOCK - split * SPLIT;
-                        for i in 0..KV_BLOCK {
-                            let v = [s.f_load_half(&values[i * n + at..]), s.f_load_half(&values[i * n + at + S::LANES..])];
-                            for r in 0..R {
-                                let w = s.f_splat(weights[r0 + r][p + i]);
-                                acc[r][0] = s.f_fma(w, v[0], acc[r][0]);
-                                acc[r][1] = s.f_fma(w, v[1], acc[r][1]);
-                            }
-                        }
-                    }
-                    for r in 0..R {
-                        s.f_store(acc[r][0], &mut out[r0 + r][at..]);
-                        s.f_store(acc[r][1], &mut out[r0 + r][at + S::LANES..]);
-                    }
-                }
-            } else {
-                for at in (d..n).step_by(S::LANES) {
-                    let mut acc = [s.f_splat(0.0); R];
-                    for block in first..last {
-                        let values = query.kv.values(shape, block, head_kv);
-                        let p = block * KV_BLOCK - split * SPLIT;
-                        for i in 0..KV_BLOCK {
-                            let v = s.f_load_half(&values[i * n + at..]);
-                            for r in 0..R {
-                                acc[r] = s.f_fma(s.f_splat(weights[r0 + r][p + i]), v, acc[r]);
-                            }
-                        }
-                    }
-                    for r in 0..R {
-                        s.f_store(acc[r], &mut out[r0 + r][at..]);
-                    }
+    let n = query.shape.head_len;
+    let mut acc = [[s.f_splat(0.0); P]; R];
+    for block in first..last {
+        let values = query.kv.values(query.shape, block, head_kv);
+        let p = block * KV_BLOCK - split * SPLIT;
+        for i in 0..KV_BLOCK {
+            let mut v = [s.f_splat(0.0); P];
+            for (k, v) in v.iter_mut().enumerate() {
+                *v = s.f_load_half(&values[i * n + at + k * S::LANES..]);
+            }
+            for r in 0..R {
+                let w = s.f_splat(weights[row + r][p + i]);
+                for k in 0..P {
+                    acc[r][k] = s.f_fma(w, v[k], acc[r][k]);
                 }
             }
+        }
+    }
+    for r in 0..R {
+        for k in 0..P {
+            s.f_store(acc[r][k], &mut out[row + r][at + k * S::LANES..]);
         }
     }
 }
@@ -377,20 +402,22 @@ fn merge<S: Simd>(s: S, (max, sum): (&mut f32, &mut f32), out: &mut [f32], m: f3
         return;
     }
     let both = max.max(m);
-    let mut factors = [0.0; 16];
-    let mut factor = |x: f32| {
-        s.f_store(exp(s, s.f_splat(x)), &mut factors);
-        factors[0]
-    };
     // The first split meets M = -infinity, whose factor is 0 by definition.
-    let old = if *max == f32::NEG_INFINITY { 0.0 } else { factor(*max - both) };
-    let new = factor(m - both);
+    let old = if *max == f32::NEG_INFINITY { 0.0 } else { exp_of(s, *max - both) };
+    let new = exp_of(s, m - both);
     *max = both;
     *sum = new.mul_add(l, *sum * old);
     for at in (0..out.len()).step_by(S::LANES) {
         let kept = s.f_mul(s.f_load(&out[at..]), s.f_splat(old));
         s.f_store(s.f_fma(s.f_splat(new), s.f_load(&o[at..]), kept), &mut out[at..]);
     }
+}
+
+#[inline(always)]
+fn exp_of<S: Simd>(s: S, x: f32) -> f32 {
+    let mut lanes = [0.0; 16];
+    s.f_store(exp(s, s.f_splat(x)), &mut lanes);
+    lanes[0]
 }
 
 /// O / L.

@@ -99,9 +99,11 @@ pub fn matmul(
             }
             let matrix = &matrices[m];
             let bias = bias(matrix, first);
-            each_group(level, matrix, first / PANEL_ROWS, acts, row, cell.rows(), |t, values| {
-                store(cell, t, c, values, &bias, output);
-            });
+            let mut values = [[0.0; 16]; GROUP];
+            for group in groups(acts, row, cell.rows()) {
+                product(level, matrix, first / PANEL_ROWS, acts, group, &mut values);
+                level.run(Emit { values: &values, group, row, col: c, bias: &bias, output, cell });
+            }
         }
     });
 }
@@ -133,16 +135,13 @@ pub fn matmul_gated(
         for c in (0..width).step_by(PANEL_ROWS) {
             let (gate_bias, up_bias) = (bias(gate_matrix, col + c), bias(up_matrix, col + c));
             let panel = (col + c) / PANEL_ROWS;
-            each_group(level, gate_matrix, panel, acts, row, cell.rows(), |t, values| {
-                store(cell, t, c, values, &gate_bias, Output::Store);
-            });
-            each_group(level, up_matrix, panel, acts, row, cell.rows(), |t, values| {
-                let mut up = *values;
-                for (up, bias) in up.iter_mut().zip(&up_bias) {
-                    *up += bias;
-                }
-                level.run(Gated { function, gate: &mut cell.row(t)[c..c + PANEL_ROWS], up: &up });
-            });
+            let (mut gates, mut ups) = ([[0.0; 16]; GROUP], [[0.0; 16]; GROUP]);
+            for group in groups(acts, row, cell.rows()) {
+                product(level, gate_matrix, panel, acts, group, &mut gates);
+                product(level, up_matrix, panel, acts, group, &mut ups);
+                let (gates, ups) = ((&gates, &gate_bias), (&ups, &up_bias));
+                level.run(EmitGated { gates, ups, function, group, row, col: c, cell });
+            }
         }
     });
 }
@@ -162,64 +161,99 @@ fn bias(m: &Matrix<'_>, first: usize) -> [f32; PANEL_ROWS] {
     out
 }
 
-#[inline]
-fn store(cell: &mut Cell<'_, f32>, t: usize, c: usize, values: &[f32; 16], bias: &[f32; 16], output: Output) {
-    let out = &mut cell.row(t)[c..c + PANEL_ROWS];
-    for i in 0..PANEL_ROWS {
-        let y = values[i] + bias[i];
-        out[i] = if output == Output::Add { out[i] + y } else { y };
-    }
+/// Tokens of the widest group.
+const GROUP: usize = 16;
+
+/// Groups of tokens (first, number, width) that cover `tokens` tokens from `start` on.
+fn groups(acts: &Activations, start: usize, tokens: usize) -> impl Iterator<Item = Group> {
+    let (all, group_max) = (acts.tokens(), acts.group_max());
+    (start..start + tokens).step_by(group_max).map(move |first| {
+        let (len, width) = group_at(first, all, group_max);
+        Group { first, len, width }
+    })
 }
 
-struct Gated<'a> {
-    function: Gate,
-    gate: &'a mut [f32],
-    up: &'a [f32; 16],
+#[derive(Clone, Copy)]
+struct Group {
+    first: usize,
+    len: usize,
+    width: usize,
 }
 
-impl Op for Gated<'_> {
-    type Out = ();
-    #[inline(always)]
-    fn run<S: Simd>(self, s: S) {
-        for at in (0..PANEL_ROWS).step_by(S::LANES) {
-            let g = gate(s, self.function, s.f_load(&self.gate[at..]));
-            s.f_store(s.f_mul(g, s.f_load(&self.up[at..])), &mut self.gate[at..]);
-        }
-    }
-}
-
-/// Calls `each(token within the tile, 16 outputs)` for `tokens` tokens from `start` on.
-fn each_group(
+/// The outputs of one panel for one group of tokens.
+fn product(
     level: Level,
     matrix: &Matrix<'_>,
     panel: usize,
     acts: &Activations,
-    start: usize,
-    tokens: usize,
-    mut each: impl FnMut(usize, &[f32; 16]),
+    group: Group,
+    out: &mut [[f32; 16]; GROUP],
 ) {
     let panel = matrix.panel(panel);
-    let floats = matrix.format.float_activations();
-    let mut out = [[0.0; 16]; 16];
-    let mut done = 0;
-    while done < tokens {
-        let (len, width) = group_at(start + done, acts.tokens(), acts.group_max());
-        let group = acts.group(start + done, floats);
-        match width {
-            1 => tile::<1>(level, matrix.format, panel, group, &mut out),
-            2 => tile::<2>(level, matrix.format, panel, group, &mut out),
-            4 => tile::<4>(level, matrix.format, panel, group, &mut out),
-            8 => tile::<8>(level, matrix.format, panel, group, &mut out),
-            _ => tile::<16>(level, matrix.format, panel, group, &mut out),
-        }
-        for (t, values) in out[..len].iter().enumerate() {
-            each(done + t, values);
-        }
-        done += len;
+    let words = acts.group(group.first, matrix.format.float_activations());
+    match group.width {
+        1 => tile::<1>(level, matrix.format, panel, words, out),
+        2 => tile::<2>(level, matrix.format, panel, words, out),
+        4 => tile::<4>(level, matrix.format, panel, words, out),
+        8 => tile::<8>(level, matrix.format, panel, words, out),
+        _ => tile::<16>(level, matrix.format, panel, words, out),
     }
 }
 
-fn tile<const G: usize>(level: Level, format: Format, panel: &[u8], acts: &[u32], out: &mut [[f32; 16]; 16]) {
+/// Writes a group's outputs to columns `col..col + 16` of its rows in a cell that starts at token `row`.
+struct Emit<'a, 'c> {
+    values: &'a [[f32; 16]; GROUP],
+    group: Group,
+    row: usize,
+    col: usize,
+    bias: &'a [f32; 16],
+    output: Output,
+    cell: &'a mut Cell<'c, f32>,
+}
+
+impl Op for Emit<'_, '_> {
+    type Out = ();
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        for (t, values) in self.values[..self.group.len].iter().enumerate() {
+            let out = &mut self.cell.row(self.group.first - self.row + t)[self.col..self.col + PANEL_ROWS];
+            for at in (0..PANEL_ROWS).step_by(S::LANES) {
+                let mut y = s.f_add(s.f_load(&values[at..]), s.f_load(&self.bias[at..]));
+                if self.output == Output::Add {
+                    y = s.f_add(s.f_load(&out[at..]), y);
+                }
+                s.f_store(y, &mut out[at..]);
+            }
+        }
+    }
+}
+
+struct EmitGated<'a, 'c> {
+    gates: (&'a [[f32; 16]; GROUP], &'a [f32; 16]),
+    ups: (&'a [[f32; 16]; GROUP], &'a [f32; 16]),
+    function: Gate,
+    group: Group,
+    row: usize,
+    col: usize,
+    cell: &'a mut Cell<'c, f32>,
+}
+
+impl Op for EmitGated<'_, '_> {
+    type Out = ();
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        for t in 0..self.group.len {
+            let out = &mut self.cell.row(self.group.first - self.row + t)[self.col..self.col + PANEL_ROWS];
+            for at in (0..PANEL_ROWS).step_by(S::LANES) {
+                let g = s.f_add(s.f_load(&self.gates.0[t][at..]), s.f_load(&self.gates.1[at..]));
+                let up = s.f_add(s.f_load(&self.ups.0[t][at..]), s.f_load(&self.ups.1[at..]));
+                s.f_store(s.f_mul(gate(s, self.function, g), up), &mut out[at..]);
+            }
+        }
+    }
+}
+
+fn tile<const G: usize>(level: Level, format: Format, panel: &[u8], acts: &[u32], out: &mut [[f32; 16]; GROUP]) {
     let (acts, _) = acts.as_chunks::<G>();
     macro_rules! float {
         ($q:ty) => {
@@ -237,7 +271,7 @@ fn tile<const G: usize>(level: Level, format: Format, panel: &[u8], acts: &[u32]
 struct Tile<'a, Q, const G: usize> {
     panel: &'a [u8],
     acts: &'a [[u32; G]],
-    out: &'a mut [[f32; 16]; 16],
+    out: &'a mut [[f32; 16]; GROUP],
     _format: PhantomData<Q>,
 }
 
@@ -273,30 +307,39 @@ impl<Q: Quant, const G: usize> Op for Tile<'_, Q, G> {
 
 #[inline(always)]
 fn accumulate<Q: Quant, S: Simd, const G: usize>(s: S, sub: &Sub<S>, x: &[[u32; G]], acc: &mut [S::F; G]) {
-    let float = |row: usize, t: usize| s.f_splat(f32::from_bits(x[row][t]));
-    let start = |row: usize, t: usize| {
-        if Q::OFFSET == 0 { s.v_splat(0) } else { s.v_shl(s.v_splat(x[row][t] as i32), Q::OFFSET.trailing_zeros()) }
-    };
     for t in 0..G {
+        let scale = float::<S, G>(s, x, SCALE, t);
         if Q::HALVES {
-            let low = s.dot(start(NEG_SUM_LOW, t), &sub.w, 0..4, x, t, Q::BITS);
-            let high = s.dot(start(NEG_SUM_HIGH, t), &sub.w, 4..8, x, t, Q::BITS);
+            let low = s.dot(start::<Q, S, G>(s, x, NEG_SUM_LOW, t), &sub.w, 0..4, x, t, Q::BITS);
+            let high = s.dot(start::<Q, S, G>(s, x, NEG_SUM_HIGH, t), &sub.w, 4..8, x, t, Q::BITS);
             let sum = s.f_fma(s.v_to_f(high), sub.scale_high, s.f_mul(s.v_to_f(low), sub.scale));
-            acc[t] = s.f_fma(sum, float(SCALE, t), acc[t]);
+            acc[t] = s.f_fma(sum, scale, acc[t]);
         } else {
-            let dot = s.dot(start(NEG_SUM, t), &sub.w, 0..8, x, t, Q::BITS);
-            acc[t] = s.f_fma(s.f_mul(s.v_to_f(dot), float(SCALE, t)), sub.scale, acc[t]);
+            let dot = s.dot(start::<Q, S, G>(s, x, NEG_SUM, t), &sub.w, 0..8, x, t, Q::BITS);
+            acc[t] = s.f_fma(s.f_mul(s.v_to_f(dot), scale), sub.scale, acc[t]);
         }
         if Q::MIN {
-            acc[t] = s.f_fma(sub.min, float(SCALED_SUM, t), acc[t]);
+            acc[t] = s.f_fma(sub.min, float::<S, G>(s, x, SCALED_SUM, t), acc[t]);
         }
     }
+}
+
+/// Word `row` of token `t`, a float, in all lanes.
+#[inline(always)]
+fn float<S: Simd, const G: usize>(s: S, x: &[[u32; G]], row: usize, t: usize) -> S::F {
+    s.f_splat(f32::from_bits(x[row][t]))
+}
+
+/// What takes the offset of the weights out of a dot product: `-OFFSET · Σ x`.
+#[inline(always)]
+fn start<Q: Quant, S: Simd, const G: usize>(s: S, x: &[[u32; G]], row: usize, t: usize) -> S::V {
+    if Q::OFFSET == 0 { s.v_splat(0) } else { s.v_shl(s.v_splat(x[row][t] as i32), Q::OFFSET.trailing_zeros()) }
 }
 
 struct FloatTile<'a, Q, const G: usize> {
     panel: &'a [u8],
     acts: &'a [[u32; G]],
-    out: &'a mut [[f32; 16]; 16],
+    out: &'a mut [[f32; 16]; GROUP],
     _format: PhantomData<Q>,
 }
 
