@@ -5,7 +5,7 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use clap::{Args, Parser, Subcommand, ValueEnum};
+use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand, ValueEnum};
 use engine::Sampling;
 use kernels::isa::Isa;
 
@@ -262,14 +262,14 @@ pub(crate) struct Bench {
     #[command(flatten)]
     pub model: ModelArg,
     /// Tokens of the prompt test; 0 skips it
-    #[arg(short = 'p', long = "n-prompt", value_name = "N", default_value = "512", value_delimiter = ',')]
-    pub prompt: Vec<usize>,
+    #[arg(short = 'p', long = "n-prompt", value_name = "N", default_value = "512", value_parser = counts)]
+    pub prompt: Counts,
     /// Tokens of the generation test; 0 skips it
-    #[arg(short = 'n', long = "n-gen", value_name = "N", default_value = "128", value_delimiter = ',')]
-    pub gen_: Vec<usize>,
+    #[arg(short = 'n', long = "n-gen", value_name = "N", default_value = "128", value_parser = counts)]
+    pub generate: Counts,
     /// Sequences that generate at once
-    #[arg(long, value_name = "N", default_value = "1", value_delimiter = ',', value_parser = at_least_one)]
-    pub parallel: Vec<usize>,
+    #[arg(long, value_name = "N", default_value = "1", value_parser = counts_from_one)]
+    pub parallel: Counts,
     /// Runs that count, after one that does not
     #[arg(short, long, value_name = "N", default_value_t = 5, value_parser = at_least_one)]
     pub repetitions: usize,
@@ -290,7 +290,7 @@ pub(crate) struct Settings {
 
 /// Reads command line and environment; on an error or a request for help, all is printed and the exit code given.
 pub(crate) fn read(args: impl Iterator<Item = OsString>) -> Result<(Command, Settings), ExitCode> {
-    let cli = Cli::try_parse_from(spell_out(args)).map_err(|e| {
+    let cli = parse(args).map_err(|e| {
         let code = u8::try_from(e.exit_code()).unwrap_or(2);
         // Where help cannot be printed there is nobody to tell.
         let _ = e.print();
@@ -298,6 +298,13 @@ pub(crate) fn read(args: impl Iterator<Item = OsString>) -> Result<(Command, Set
     })?;
     let settings = settings().map_err(|text| crate::failure::Failure::Usage(text).report())?;
     Ok((cli.command, settings))
+}
+
+fn parse(args: impl Iterator<Item = OsString>) -> Result<Cli, clap::Error> {
+    // As everywhere in this field, the last of several equal flags counts: wrappers append theirs.
+    let mut command = Cli::command().mut_subcommands(|c| c.args_override_self(true));
+    let matches = command.try_get_matches_from_mut(spell_out(args))?;
+    Cli::from_arg_matches(&matches).map_err(|e| e.format(&mut command))
 }
 
 /// llama.cpp's short flags of several letters, which the parser does not know, in their long form.
@@ -368,6 +375,19 @@ fn tokens(text: &str) -> Result<Tokens, String> {
     if ids.is_empty() { Err("no ids".to_owned()) } else { Ok(Tokens(ids)) }
 }
 
+/// Numbers separated by commas.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Counts(pub Vec<usize>);
+
+fn counts(text: &str) -> Result<Counts, String> {
+    let one = |word: &str| word.trim().parse().map_err(|e| format!("{word:?}: {e}"));
+    text.split(',').map(one).collect::<Result<_, _>>().map(Counts)
+}
+
+fn counts_from_one(text: &str) -> Result<Counts, String> {
+    text.split(',').map(|word| at_least_one(word.trim())).collect::<Result<_, _>>().map(Counts)
+}
+
 fn number(text: &str, allowed: impl Fn(f32) -> bool, what: &str) -> Result<f32, String> {
     let value: f32 = text.parse().map_err(|e| format!("{e}"))?;
     if allowed(value) { Ok(value) } else { Err(format!("must be {what}")) }
@@ -396,11 +416,9 @@ fn at_least_one(text: &str) -> Result<usize, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use clap::CommandFactory;
 
     fn parse(args: &[&str]) -> Result<Command, clap::Error> {
-        let args = ["airs"].iter().chain(args).map(|&a| OsString::from(a));
-        Cli::try_parse_from(spell_out(args)).map(|cli| cli.command)
+        super::parse(["airs"].iter().chain(args).map(|&a| OsString::from(a))).map(|cli| cli.command)
     }
 
     #[test]
@@ -421,8 +439,16 @@ mod tests {
         else {
             panic!()
         };
-        assert_eq!((bench.prompt, bench.gen_, bench.parallel), (vec![512], vec![0], vec![1, 4, 8]));
+        assert_eq!((bench.prompt.0, bench.generate.0, bench.parallel.0), (vec![512], vec![0], vec![1, 4, 8]));
         assert_eq!(bench.compute.micro_batch, 7);
+    }
+
+    #[test]
+    fn the_last_of_equal_flags_counts() {
+        let Ok(Command::Run(run)) = parse(&["run", "-n", "1", "-n", "2", "--stop", "a", "--stop", "b"]) else {
+            panic!()
+        };
+        assert_eq!((run.n, run.stop), (2, vec!["a".to_owned(), "b".to_owned()]));
     }
 
     #[test]

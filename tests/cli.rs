@@ -39,7 +39,7 @@ fn files_that_are_no_models_are_refused_with_one_line_that_says_what_and_where()
     is_refused(&file("version.gguf", b"GGUF\x63\0\0\0"), &["99"]);
     is_refused(&file("short.gguf", b"GGUF\x03\0\0\0\x01"), &[]);
     is_refused(&dir.path().join("missing.gguf"), &["No such file"]);
-    is_refused(dir.path(), &["directory"]);
+    is_refused(dir.path(), &["not a regular file"]);
 }
 
 #[test]
@@ -56,7 +56,7 @@ fn damaged_models_are_refused_with_one_line_that_says_what_and_where() {
     let cut_header = dir.path().join("cut-header.gguf");
     changed_header(&model, &cut_header, |_| ());
     File::options().write(true).open(&cut_header).unwrap().set_len(100_000).unwrap();
-    is_refused(&cut_header, &["100000"]);
+    is_refused(&cut_header, &["left of the file"]);
 
     let past_end = dir.path().join("past-end.gguf");
     changed_header(&model, &past_end, |header| {

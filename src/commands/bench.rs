@@ -40,11 +40,12 @@ impl Test {
 }
 
 pub(crate) fn execute(args: &Bench, settings: &Settings) -> Result<(), Failure> {
-    let prompts = args.prompt.iter().map(|&prompt| Test { prompt, generate: 0, parallel: 1 });
+    let prompts = args.prompt.0.iter().map(|&prompt| Test { prompt, generate: 0, parallel: 1 });
     let generations = args
-        .gen_
+        .generate
+        .0
         .iter()
-        .flat_map(|&generate| args.parallel.iter().map(move |&parallel| Test { prompt: 0, generate, parallel }));
+        .flat_map(|&generate| args.parallel.0.iter().map(move |&parallel| Test { prompt: 0, generate, parallel }));
     let tests: Vec<Test> = prompts.chain(generations).filter(|t| t.tokens() > 0).collect();
     if tests.is_empty() {
         return Err(Failure::Usage("-p and -n are both 0: there is nothing to measure".to_owned()));
