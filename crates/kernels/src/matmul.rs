@@ -2,8 +2,8 @@
 //!
 //! Every output is one lane's chain over the blocks of its row, from the first to the last: with per-32 dot products i,
 //! weight scale w and activation scale x, `acc = fma(float(i) · x, w, acc)`, then `acc = fma(min, x · Σq, acc)` where the
-//! format has minima; with a scale per 16, `acc = fma(fma(float(i₁), w₁, float(i₀) · w₀), x, acc)`. Float weights:
-//! `acc = fma(weight, x, acc)` per column.
+//! format has minima; with a scale per 16, `acc = fma(fma(float(i₁), w₁, float(i₀) · w₀), x, acc)`, where minima are
+//! subtracted inside. Float weights: `acc = fma(weight, x, acc)` per column.
 
 use crate::PANEL_ROWS;
 use crate::activations::{
@@ -312,13 +312,17 @@ fn accumulate<Q: Quant, S: Simd, const G: usize>(s: S, sub: &Sub<S>, x: &[[u32; 
         if Q::HALVES {
             let low = s.dot(start::<Q, S, G>(s, x, NEG_SUM_LOW, t), &sub.w, 0..4, x, t, Q::BITS);
             let high = s.dot(start::<Q, S, G>(s, x, NEG_SUM_HIGH, t), &sub.w, 4..8, x, t, Q::BITS);
-            let sum = s.f_fma(s.v_to_f(high), sub.scale_high, s.f_mul(s.v_to_f(low), sub.scale));
+            let mut sum = s.f_fma(s.v_to_f(high), sub.scale_high, s.f_mul(s.v_to_f(low), sub.scale));
+            if Q::MIN {
+                sum = s.f_fma(s.v_to_f(s.v_splat(x[NEG_SUM_LOW][t] as i32)), sub.min, sum);
+                sum = s.f_fma(s.v_to_f(s.v_splat(x[NEG_SUM_HIGH][t] as i32)), sub.min_high, sum);
+            }
             acc[t] = s.f_fma(sum, scale, acc[t]);
         } else {
             let dot = s.dot(start::<Q, S, G>(s, x, NEG_SUM, t), &sub.w, 0..8, x, t, Q::BITS);
             acc[t] = s.f_fma(s.f_mul(s.v_to_f(dot), scale), sub.scale, acc[t]);
         }
-        if Q::MIN {
+        if Q::MIN && !Q::HALVES {
             acc[t] = s.f_fma(sub.min, float::<S, G>(s, x, SCALED_SUM, t), acc[t]);
         }
     }

@@ -87,10 +87,13 @@ pub(crate) fn format_of(ty: TensorType) -> Option<Format> {
         TensorType::Q5_0 => Format::Q5_0,
         TensorType::Q5_1 => Format::Q5_1,
         TensorType::Q8_0 => Format::Q8_0,
+        TensorType::Q2_K => Format::Q2_K,
+        TensorType::Q3_K => Format::Q3_K,
         TensorType::Q4_K => Format::Q4_K,
         TensorType::Q5_K => Format::Q5_K,
         TensorType::Q6_K => Format::Q6_K,
         TensorType::IQ4_NL => Format::IQ4_NL,
+        TensorType::IQ4_XS => Format::IQ4_XS,
         TensorType::MXFP4 => Format::MXFP4,
         _ => return None,
     })

@@ -77,7 +77,7 @@ impl Quant for Q4_K {
             let v = s.v_load(&q[64 * i + 4 * S::LANES * h..]);
             *w = s.v_and(if j % 2 == 0 { v } else { s.v_shr(v, 4) }, mask);
         }
-        Sub { w, scale, scale_high: s.f_splat(0.0), min }
+        Sub { min, ..Sub::new(s, w, scale) }
     }
 }
 
@@ -125,7 +125,7 @@ impl Quant for Q5_K {
             let bits = if j < 4 { s.v_shl(bits, 4 - j as u32) } else { s.v_shr(bits, j as u32 - 4) };
             *w = s.v_and_or(bits, fifth, low);
         }
-        Sub { w, scale, scale_high: s.f_splat(0.0), min }
+        Sub { min, ..Sub::new(s, w, scale) }
     }
 }
 
@@ -184,6 +184,6 @@ impl Quant for Q6_K {
         let codes = &block[32 + 32 * j..];
         let scale = s.f_mul(d, s.v_to_f(s.v_load_i8(&codes[S::LANES * h..])));
         let scale_high = s.f_mul(d, s.v_to_f(s.v_load_i8(&codes[16 + S::LANES * h..])));
-        Sub { w, scale, scale_high, min: s.f_splat(0.0) }
+        Sub { scale_high, ..Sub::new(s, w, scale) }
     }
 }

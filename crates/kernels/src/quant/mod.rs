@@ -9,14 +9,16 @@ mod q4;
 mod q5;
 mod q8;
 mod k;
+mod k_small;
 mod table;
 
 pub(crate) use float::{Bf16, F16, F32, FloatRow};
 pub(crate) use k::{Q4_K, Q5_K, Q6_K};
+pub(crate) use k_small::{Q2_K, Q3_K};
 pub(crate) use q4::{Q4_0, Q4_1};
 pub(crate) use q5::{Q5_0, Q5_1};
 pub(crate) use q8::Q8_0;
-pub(crate) use table::{IQ4_NL, MXFP4};
+pub(crate) use table::{IQ4_NL, IQ4_XS, MXFP4};
 
 use crate::PANEL_ROWS;
 use crate::isa::Level;
@@ -32,10 +34,13 @@ macro_rules! with_quant {
             quant::Format::Q5_0 => { type $q = quant::Q5_0; $e }
             quant::Format::Q5_1 => { type $q = quant::Q5_1; $e }
             quant::Format::Q8_0 => { type $q = quant::Q8_0; $e }
+            quant::Format::Q2_K => { type $q = quant::Q2_K; $e }
+            quant::Format::Q3_K => { type $q = quant::Q3_K; $e }
             quant::Format::Q4_K => { type $q = quant::Q4_K; $e }
             quant::Format::Q5_K => { type $q = quant::Q5_K; $e }
             quant::Format::Q6_K => { type $q = quant::Q6_K; $e }
             quant::Format::IQ4_NL => { type $q = quant::IQ4_NL; $e }
+            quant::Format::IQ4_XS => { type $q = quant::IQ4_XS; $e }
             quant::Format::MXFP4 => { type $q = quant::MXFP4; $e }
             quant::Format::F32 | quant::Format::F16 | quant::Format::BF16 => $other,
         }
@@ -68,10 +73,13 @@ pub enum Format {
     Q5_0,
     Q5_1,
     Q8_0,
+    Q2_K,
+    Q3_K,
     Q4_K,
     Q5_K,
     Q6_K,
     IQ4_NL,
+    IQ4_XS,
     MXFP4,
 }
 
@@ -86,10 +94,13 @@ impl Format {
         Format::Q5_0,
         Format::Q5_1,
         Format::Q8_0,
+        Format::Q2_K,
+        Format::Q3_K,
         Format::Q4_K,
         Format::Q5_K,
         Format::Q6_K,
         Format::IQ4_NL,
+        Format::IQ4_XS,
         Format::MXFP4,
     ];
 
@@ -165,8 +176,19 @@ pub(crate) struct Sub<S: Simd> {
     pub(crate) scale: S::F,
     /// Scale of the last 16 columns (where `HALVES`).
     pub(crate) scale_high: S::F,
-    /// Minimum, to be added (where `MIN`).
+    /// Minimum, to be added (where `MIN`); where `HALVES` too, to be subtracted from the first 16 columns.
     pub(crate) min: S::F,
+    /// To be subtracted from the last 16 columns (where `MIN` and `HALVES`).
+    pub(crate) min_high: S::F,
+}
+
+impl<S: Simd> Sub<S> {
+    /// Operands with one scale for all 32 columns, and no minimum.
+    #[inline(always)]
+    pub(crate) fn new(s: S, w: [S::V; 8], scale: S::F) -> Self {
+        let zero = s.f_splat(0.0);
+        Self { w, scale, scale_high: zero, min: zero, min_high: zero }
+    }
 }
 
 fn pack_panel<Q: Packed>(rows: &[&[u8]], panel: &mut [u8]) {
@@ -214,12 +236,12 @@ pub(crate) fn unpack_quant_row<Q: Quant, S: Simd>(s: S, block: &[u8], lane: usiz
     for (j, out) in out.chunks_exact_mut(32).enumerate() {
         let sub = Q::sub(s, block, h, head, j);
         let scales = [pick(sub.scale), pick(if Q::HALVES { sub.scale_high } else { sub.scale })];
-        let min = pick(sub.min);
+        let mins = if Q::MIN && Q::HALVES { [-pick(sub.min), -pick(sub.min_high)] } else { [pick(sub.min); 2] };
         for (i, out) in out.iter_mut().enumerate() {
             // Byte `i % 4` of each word, as an integer that a float holds exactly.
             let q = s.v_and(s.v_shr(sub.w[i / 4], 8 * (i as u32 % 4)), s.v_splat(255));
             let q = pick(s.v_to_f(q)) - Q::OFFSET as f32;
-            *out = q.mul_add(scales[i / 16], min);
+            *out = q.mul_add(scales[i / 16], mins[i / 16]);
         }
     }
 }

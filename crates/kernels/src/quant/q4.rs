@@ -31,8 +31,7 @@ impl Quant for Q4_0 {
     fn head<S: Simd>(_: S, _: &[u8], _: usize) {}
     #[inline(always)]
     fn sub<S: Simd>(s: S, block: &[u8], h: usize, (): (), _: usize) -> Sub<S> {
-        let zero = s.f_splat(0.0);
-        Sub { w: nibbles(s, &block[32..], h), scale: halves(s, block, h), scale_high: zero, min: zero }
+        Sub::new(s, nibbles(s, &block[32..], h), halves(s, block, h))
     }
 }
 
@@ -62,11 +61,7 @@ impl Quant for Q4_1 {
     fn head<S: Simd>(_: S, _: &[u8], _: usize) {}
     #[inline(always)]
     fn sub<S: Simd>(s: S, block: &[u8], h: usize, (): (), _: usize) -> Sub<S> {
-        Sub {
-            w: nibbles(s, &block[64..], h),
-            scale: halves(s, block, h),
-            scale_high: s.f_splat(0.0),
-            min: halves(s, &block[32..], h),
-        }
+        let w = nibbles(s, &block[64..], h);
+        Sub { min: halves(s, &block[32..], h), ..Sub::new(s, w, halves(s, block, h)) }
     }
 }

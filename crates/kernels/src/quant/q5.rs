@@ -66,8 +66,7 @@ impl Quant for Q5_0 {
     fn head<S: Simd>(_: S, _: &[u8], _: usize) {}
     #[inline(always)]
     fn sub<S: Simd>(s: S, block: &[u8], h: usize, (): (), _: usize) -> Sub<S> {
-        let zero = s.f_splat(0.0);
-        Sub { w: five_bits(s, &block[32..], h), scale: halves(s, block, h), scale_high: zero, min: zero }
+        Sub::new(s, five_bits(s, &block[32..], h), halves(s, block, h))
     }
 }
 
@@ -98,12 +97,8 @@ impl Quant for Q5_1 {
     fn head<S: Simd>(_: S, _: &[u8], _: usize) {}
     #[inline(always)]
     fn sub<S: Simd>(s: S, block: &[u8], h: usize, (): (), _: usize) -> Sub<S> {
-        Sub {
-            w: five_bits(s, &block[64..], h),
-            scale: halves(s, block, h),
-            scale_high: s.f_splat(0.0),
-            min: halves(s, &block[32..], h),
-        }
+        let w = five_bits(s, &block[64..], h);
+        Sub { min: halves(s, &block[32..], h), ..Sub::new(s, w, halves(s, block, h)) }
     }
 }
 

@@ -33,11 +33,10 @@ impl Quant for Q8_0 {
     fn head<S: Simd>(_: S, _: &[u8], _: usize) {}
     #[inline(always)]
     fn sub<S: Simd>(s: S, block: &[u8], h: usize, (): (), _: usize) -> Sub<S> {
-        let zero = s.f_splat(0.0);
         let mut w = [s.v_splat(0); 8];
         for (i, w) in w.iter_mut().enumerate() {
             *w = s.v_load(&block[32 + 64 * i + 4 * S::LANES * h..]);
         }
-        Sub { w, scale: halves(s, block, h), scale_high: zero, min: zero }
+        Sub::new(s, w, halves(s, block, h))
     }
 }

@@ -1,4 +1,4 @@
-//! IQ4_NL and MXFP4: 32 four-bit indices into a table of signed values, with a scale.
+//! IQ4_NL, IQ4_XS and MXFP4: four-bit indices into a table of signed values, with a scale.
 //!
 //! Panel block: 16 scales (half precision; one exponent byte in MXFP4), then 4 vectors of nibbles as in Q4_0. The table
 //! is offset by 128, as the bytes of Q8_0 are.
@@ -18,7 +18,7 @@ const fn offset(values: [i8; 16]) -> [u8; 16] {
 }
 
 /// Source: `kvalues_iq4nl`.
-pub(super) const IQ4_NL_VALUES: [u8; 16] = offset([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113]);
+const IQ4_NL_VALUES: [u8; 16] = offset([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113]);
 /// E2M1 values doubled; the scale is halved. Source: OCP Microscaling formats 1.0.
 const MXFP4_VALUES: [u8; 16] = offset([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12]);
 
@@ -56,8 +56,51 @@ impl Quant for IQ4_NL {
     fn head<S: Simd>(_: S, _: &[u8], _: usize) {}
     #[inline(always)]
     fn sub<S: Simd>(s: S, block: &[u8], h: usize, (): (), _: usize) -> Sub<S> {
-        let zero = s.f_splat(0.0);
-        Sub { w: look_up(s, &IQ4_NL_VALUES, &block[32..], h), scale: halves(s, block, h), scale_high: zero, min: zero }
+        Sub::new(s, look_up(s, &IQ4_NL_VALUES, &block[32..], h), halves(s, block, h))
+    }
+}
+
+/// IQ4_XS: super-blocks of 256 with a six-bit scale (offset by 32) for each 32 columns.
+///
+/// Panel block: 16 half-precision scales, two vectors of 16 bytes with the top two bits of the codes, four with their low
+/// four bits (two codes a byte), then 4 vectors of nibbles for each 32 columns.
+#[allow(non_camel_case_types)]
+pub(crate) struct IQ4_XS;
+
+impl Packed for IQ4_XS {
+    const BLOCK: usize = 256;
+    const BYTES: usize = 136;
+    fn pack(rows: &[&[u8]; PANEL_ROWS], panel: &mut [u8]) {
+        gather::<2>(rows, 0, &mut panel[..32]);
+        for i in 0..6 {
+            gather::<1>(rows, 2 + i, &mut panel[32 + 16 * i..48 + 16 * i]);
+        }
+        interleave(rows, 8, &mut panel[128..]);
+    }
+    #[inline(always)]
+    fn unpack_row<S: Simd>(s: S, block: &[u8], lane: usize, out: &mut [f32]) {
+        unpack_quant_row::<Self, S>(s, block, lane, out);
+    }
+}
+
+impl Quant for IQ4_XS {
+    const BITS: u32 = 8;
+    const OFFSET: u32 = 128;
+    type Head<S: Simd> = S::F;
+    #[inline(always)]
+    fn head<S: Simd>(s: S, block: &[u8], h: usize) -> S::F {
+        halves(s, block, h)
+    }
+    #[inline(always)]
+    fn sub<S: Simd>(s: S, block: &[u8], h: usize, d: S::F, j: usize) -> Sub<S> {
+        let high = s.v_load_u8(&block[32 + 16 * (j / 4) + S::LANES * h..]);
+        let low = s.v_load_u8(&block[64 + 16 * (j / 2) + S::LANES * h..]);
+        let low = s.v_and(s.v_shr(low, 4 * (j as u32 % 2)), s.v_splat(15));
+        let top = s.v_shl(s.v_shr(high, 2 * (j as u32 % 4)), 4);
+        let code = s.v_add(s.v_and_or(top, s.v_splat(0x30), low), s.v_splat(-32));
+        // 11 bits times 6 bits: exact.
+        let scale = s.f_mul(d, s.v_to_f(code));
+        Sub::new(s, look_up(s, &IQ4_NL_VALUES, &block[128 + 256 * j..], h), scale)
     }
 }
 
@@ -84,7 +127,6 @@ impl Quant for MXFP4 {
     fn head<S: Simd>(_: S, _: &[u8], _: usize) {}
     #[inline(always)]
     fn sub<S: Simd>(s: S, block: &[u8], h: usize, (): (), _: usize) -> Sub<S> {
-        let zero = s.f_splat(0.0);
         // The exponent byte e means 2^(e - 127), halved for the doubled table: 2^(e - 128). Its float has exponent field
         // e - 1; building 2^(e - 64) and multiplying by 2^-64 covers e = 0 and 1 too, where the result is subnormal.
         let e = s.v_load_u8(&block[S::LANES * h..]);
@@ -92,6 +134,6 @@ impl Quant for MXFP4 {
         // Fields of 255 and more would be infinite: 2^(191 - 64) and up never occur in a model, and saturate.
         let large = s.v_as_f(s.v_shl(field, 23));
         let scale = s.f_mul(large, s.f_splat(f32::from_bits(63 << 23)));
-        Sub { w: look_up(s, &MXFP4_VALUES, &block[16..], h), scale, scale_high: zero, min: zero }
+        Sub::new(s, look_up(s, &MXFP4_VALUES, &block[16..], h), scale)
     }
 }

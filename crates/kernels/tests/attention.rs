@@ -1,0 +1,120 @@
+//! Attention: near a plain computation, and the same bits on every path.
+
+use fixtures::rng::Rng;
+use kernels::attention::{KV_BLOCK, KvBlocks, SPLIT, Scratch, Shape, attention, write_kv};
+use kernels::isa::{Isa, Level};
+use kernels::math::f16_to_f32;
+use kernels::threads::Pool;
+
+struct Case {
+    shape: Shape,
+    q: Vec<f32>,
+    k: Vec<f32>,
+    v: Vec<f32>,
+    tokens: usize,
+}
+
+fn case(heads: usize, heads_kv: usize, head_len: usize, window: Option<usize>, cap: Option<f32>, tokens: usize) -> Case {
+    let mut rng = Rng::new((heads * 1000 + head_len + tokens) as u64);
+    let shape = Shape { heads, heads_kv, head_len, scale: 1.0 / (head_len as f32).sqrt(), window, soft_cap: cap };
+    Case {
+        shape,
+        q: rng.normals(tokens * heads * head_len, 1.5),
+        k: rng.normals(tokens * heads_kv * head_len, 1.5),
+        v: rng.normals(tokens * heads_kv * head_len, 1.0),
+        tokens,
+    }
+}
+
+/// Writes and attends in chunks of `chunk` tokens; the cache holds two layers, of which the second is used.
+fn run(case: &Case, level: Level, threads: usize, chunk: usize) -> Vec<f32> {
+    let shape = &case.shape;
+    let (row, kv_row, layer) = (shape.heads * shape.head_len, shape.heads_kv * shape.head_len, shape.block_len());
+    let mut pool = Pool::new(threads);
+    let mut scratch = Scratch::default();
+    // Garbage where nothing has been written: infinities must not leak in.
+    let fresh = || vec![0x7c00u16; 2 * layer].into_boxed_slice();
+    let mut blocks: Vec<Box<[u16]>> = Vec::new();
+    let mut out = vec![0.0; case.tokens * row];
+    for first in (0..case.tokens).step_by(chunk) {
+        let n = chunk.min(case.tokens - first);
+        for t in first..first + n {
+            if t % KV_BLOCK == 0 {
+                blocks.push(fresh());
+                blocks[t / KV_BLOCK].fill(0);
+            }
+            let (k, v) = (&case.k[t * kv_row..][..kv_row], &case.v[t * kv_row..][..kv_row]);
+            write_kv(level, shape, &mut blocks[t / KV_BLOCK][layer..], t % KV_BLOCK, k, v);
+        }
+        let kv = KvBlocks { blocks: &blocks, offset: layer };
+        let q = &case.q[first * row..];
+        attention(&mut pool, level, shape, kv, first, n, q, row, &mut out[first * row..][..n * row], &mut scratch);
+    }
+    out
+}
+
+fn half(x: f32) -> f64 {
+    f64::from(f16_to_f32(kernels::math::f32_to_f16(x)))
+}
+
+fn plain(case: &Case) -> Vec<f64> {
+    let s = &case.shape;
+    let (n, group) = (s.head_len, s.heads / s.heads_kv);
+    let mut out = vec![0.0; case.tokens * s.heads * n];
+    for t in 0..case.tokens {
+        for head in 0..s.heads {
+            let kv = |x: &[f32], p: usize, i: usize| half(x[(p * s.heads_kv + head / group) * n + i]);
+            let first = s.window.map_or(0, |w| (t + 1).saturating_sub(w));
+            let mut scores: Vec<f64> = (first..=t)
+                .map(|p| {
+                    let dot: f64 =
+                        (0..n).map(|i| f64::from(case.q[(t * s.heads + head) * n + i]) * kv(&case.k, p, i)).sum();
+                    let score = dot * f64::from(s.scale);
+                    s.soft_cap.map_or(score, |cap| f64::from(cap) * (score / f64::from(cap)).tanh())
+                })
+                .collect();
+            let max = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+            scores.iter_mut().for_each(|x| *x = (*x - max).exp());
+            let sum: f64 = scores.iter().sum();
+            for i in 0..n {
+                let y: f64 = scores.iter().enumerate().map(|(p, w)| w * kv(&case.v, first + p, i)).sum();
+                out[(t * s.heads + head) * n + i] = y / sum;
+            }
+        }
+    }
+    out
+}
+
+fn cases() -> Vec<Case> {
+    vec![
+        case(9, 3, 64, None, None, 2 * SPLIT + 37),
+        case(4, 1, 256, Some(40), None, SPLIT + 50),
+        case(14, 2, 64, None, None, 75),
+        case(2, 2, 80, Some(300), Some(5.0), SPLIT + 90),
+        case(16, 1, 128, None, None, 33),
+    ]
+}
+
+#[test]
+fn attention_is_near_a_plain_computation() {
+    for case in cases() {
+        let (got, want) = (run(&case, Level::detect(), 2, 29), plain(&case));
+        let worst = got.iter().zip(&want).map(|(&g, &w)| (f64::from(g) - w).abs()).fold(0.0, f64::max);
+        assert!(worst < 2e-5, "{:?}: {worst:e}", case.shape);
+        assert!(want.iter().any(|w| w.abs() > 0.1));
+    }
+}
+
+#[test]
+fn every_isa_thread_count_and_chunk_gives_the_bits_of_the_scalar_definition() {
+    for case in cases() {
+        let want = run(&case, Level::new(Isa::Scalar).expect("always there"), 1, case.tokens);
+        for level in Isa::ALL.iter().filter_map(|&isa| Level::new(isa)) {
+            for (threads, chunk) in [(1, 1), (2, case.tokens), (3, 7), (2, 16)] {
+                let got = run(&case, level, threads, chunk);
+                let same = got.iter().zip(&want).all(|(g, w)| g.to_bits() == w.to_bits());
+                assert!(same, "{:?} {} {threads} threads, chunks of {chunk}", case.shape, level.isa());
+            }
+        }
+    }
+}

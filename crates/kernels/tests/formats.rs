@@ -1,0 +1,186 @@
+//! Every format: packing keeps the values, products are near the truth, and all paths give the same bits.
+
+use fixtures::{dequantize, quantize, rng::Rng};
+use gguf::TensorType;
+use kernels::activations::{Activations, Forms, Norm};
+use kernels::isa::{Isa, Level};
+use kernels::matmul::{Matrix, Output, matmul, matmul_gated};
+use kernels::ops::Gate;
+use kernels::quant::Format;
+use kernels::threads::Pool;
+
+const COLS: usize = 768;
+const ROWS: usize = 16 * 7 + 5;
+
+fn tensor_type(format: Format) -> TensorType {
+    let name = format!("{format:?}");
+    *TensorType::ALL.iter().find(|ty| ty.name() == name).expect("the file format knows every kernel format")
+}
+
+/// Random rows of `format`, as in a file.
+fn random_rows(format: Format, rows: usize, cols: usize, rng: &mut Rng) -> Vec<u8> {
+    let ty = tensor_type(format);
+    let sigma = 1.0 / (cols as f32).sqrt();
+    if quantize::is_supported(ty) {
+        quantize::quantize(ty, &rng.normals(rows * cols, sigma))
+    } else {
+        quantize::random_blocks(ty, rows * cols, rng, sigma)
+    }
+}
+
+fn pack(format: Format, raw: &[u8], rows: usize, cols: usize) -> Vec<u8> {
+    let row_bytes = format.row_bytes(cols).expect("whole blocks");
+    let mut panels = vec![0; rows.next_multiple_of(16) * row_bytes];
+    for (rows, panel) in raw.chunks(16 * row_bytes).zip(panels.chunks_exact_mut(16 * row_bytes)) {
+        let rows: Vec<&[u8]> = rows.chunks_exact(row_bytes).collect();
+        format.pack_panel(&rows, panel);
+    }
+    panels
+}
+
+fn levels() -> Vec<Level> {
+    Isa::ALL.iter().filter_map(|&isa| Level::new(isa)).collect()
+}
+
+fn bits(x: &[f32]) -> Vec<u32> {
+    x.iter().map(|x| x.to_bits()).collect()
+}
+
+#[test]
+fn packed_rows_hold_exactly_the_values_of_the_file() {
+    let mut rng = Rng::new(1);
+    for &format in Format::ALL {
+        let raw = random_rows(format, ROWS, COLS, &mut rng);
+        let panels = pack(format, &raw, ROWS, COLS);
+        let want = dequantize::dequantize(tensor_type(format), &raw);
+        let panel_bytes = panels.len() / ROWS.div_ceil(16);
+        for level in levels() {
+            for row in 0..ROWS {
+                let mut got = vec![0.0; COLS];
+                format.unpack_row(level, &panels[row / 16 * panel_bytes..][..panel_bytes], row % 16, &mut got);
+                for (col, (got, want)) in got.iter().zip(&want[row * COLS..]).enumerate() {
+                    // The oracle may multiply and add in another order: two roundings apart at most.
+                    let close = (got - want).abs() <= want.abs().max(1e-3) * 3e-7;
+                    assert!(close, "{format:?} {} row {row} column {col}: {got} for {want}", level.isa());
+                }
+            }
+        }
+    }
+}
+
+struct Case {
+    format: Format,
+    panels: Vec<u8>,
+    x: Vec<f32>,
+    bias: Vec<f32>,
+    tokens: usize,
+}
+
+fn product(case: &Case, level: Level, threads: usize, chunk: usize) -> Vec<u32> {
+    let mut pool = Pool::new(threads);
+    let mut acts = Activations::default();
+    let matrix =
+        Matrix { format: case.format, rows: ROWS, cols: COLS, panels: &case.panels, bias: Some(&case.bias) };
+    let mut all = Vec::new();
+    for x in case.x.chunks(chunk * COLS) {
+        let n = x.len() / COLS;
+        acts.fill(&mut pool, level, x, COLS, COLS, n, None, Forms::of([case.format]));
+        let mut out = vec![0.5; n * matrix.padded_rows()];
+        matmul(&mut pool, level, &[matrix], &acts, &mut out, Output::Add);
+        all.extend(out.chunks(matrix.padded_rows()).flat_map(|row| bits(&row[..ROWS])));
+    }
+    assert_eq!(all.len(), case.tokens * ROWS);
+    all
+}
+
+fn case(format: Format, tokens: usize, seed: u64) -> Case {
+    let mut rng = Rng::new(seed);
+    let raw = random_rows(format, ROWS, COLS, &mut rng);
+    let panels = pack(format, &raw, ROWS, COLS);
+    let mut x = rng.normals(tokens * COLS, 1.0);
+    x[COLS - 40..COLS].fill(0.0);
+    x[3] = 40.0;
+    Case { format, panels, x, bias: rng.normals(ROWS, 1.0), tokens }
+}
+
+#[test]
+fn every_isa_thread_count_and_batch_gives_the_bits_of_the_scalar_definition() {
+    for &format in Format::ALL {
+        let case = case(format, 37, 2);
+        let scalar = Level::new(Isa::Scalar).expect("always there");
+        let want = product(&case, scalar, 1, 1);
+        assert!(want.iter().any(|&b| f32::from_bits(b) != 0.5), "a product of zeros proves nothing");
+        for level in levels() {
+            for (threads, chunk) in [(1, 1), (2, 37), (1, 7), (3, 16), (2, 3)] {
+                let got = product(&case, level, threads, chunk);
+                assert!(got == want, "{format:?} {} {threads} threads, chunks of {chunk}", level.isa());
+            }
+        }
+    }
+}
+
+#[test]
+fn products_are_as_near_the_truth_as_eight_bit_activations_allow() {
+    for &format in Format::ALL {
+        let tokens = 3;
+        let mut rng = Rng::new(3);
+        let raw = random_rows(format, ROWS, COLS, &mut rng);
+        let case = Case {
+            format,
+            panels: pack(format, &raw, ROWS, COLS),
+            x: rng.normals(tokens * COLS, 1.0),
+            bias: vec![0.0; ROWS],
+            tokens,
+        };
+        let got = product(&case, Level::detect(), 1, tokens);
+        let weights = dequantize::dequantize(tensor_type(format), &raw);
+        let (mut error, mut size) = (0.0, 0.0);
+        for t in 0..tokens {
+            for row in 0..ROWS {
+                let (w, x) = (&weights[row * COLS..][..COLS], &case.x[t * COLS..][..COLS]);
+                let want: f64 = w.iter().zip(x).map(|(&w, &x)| f64::from(w) * f64::from(x)).sum();
+                let got = f64::from(f32::from_bits(got[t * ROWS + row])) - 0.5;
+                error += (got - want).powi(2);
+                size += want.powi(2);
+            }
+        }
+        let relative = (error / size).sqrt();
+        // 127 steps to the largest of 32 values: an error of about 0.5 % of a value's size.
+        let limit = if format.float_activations() { 1e-5 } else { 8e-3 };
+        assert!(relative < limit && size > 0.0, "{format:?}: relative error {relative:e}");
+    }
+}
+
+#[test]
+fn gated_products_and_norms_give_the_same_bits_everywhere() {
+    let mut rng = Rng::new(4);
+    for format in [Format::Q4_1, Format::Q8_0, Format::Q4_K, Format::F16] {
+        let tokens = 19;
+        let gate = pack(format, &random_rows(format, ROWS, COLS, &mut rng), ROWS, COLS);
+        let up = pack(format, &random_rows(format, ROWS, COLS, &mut rng), ROWS, COLS);
+        let (x, weight) = (rng.normals(tokens * COLS, 1.0), rng.normals(COLS, 1.0));
+        for function in [Gate::Silu, Gate::GeluTanh] {
+            let run = |level: Level, threads: usize, chunk: usize| {
+                let mut pool = Pool::new(threads);
+                let mut acts = Activations::default();
+                let matrix = |panels| Matrix { format, rows: ROWS, cols: COLS, panels, bias: None };
+                let (gate, up) = (matrix(&gate[..]), matrix(&up[..]));
+                let norm = Some(Norm { weight: &weight, epsilon: 1e-5 });
+                let mut all = Vec::new();
+                for x in x.chunks(chunk * COLS) {
+                    let n = x.len() / COLS;
+                    acts.fill(&mut pool, level, x, COLS, COLS, n, norm, Forms::of([format]));
+                    let mut out = vec![0.0; n * gate.padded_rows()];
+                    matmul_gated(&mut pool, level, &gate, &up, function, &acts, &mut out);
+                    all.extend(bits(&out));
+                }
+                all
+            };
+            let want = run(Level::new(Isa::Scalar).expect("always there"), 1, 1);
+            assert!(want.iter().any(|&b| b != 0));
+            for level in levels() {
+                assert!(run(level, 2, 19) == want && run(level, 1, 5) == want, "{format:?} {function:?} {}", level.isa());
+            }
+        }
+    }
+}
