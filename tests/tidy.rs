@@ -75,11 +75,15 @@ fn crates_import_only_what_stands_below_them() {
     for (name, allowed) in EDGES {
         let file = if *name == "airs" { "Cargo.toml".to_owned() } else { format!("crates/{name}/Cargo.toml") };
         let manifest = read(&file);
-        for (header, beside) in
-            [("[dependencies]", ""), ("[dev-dependencies]", "fixtures"), ("[build-dependencies]", "")]
-        {
+        // Tests may also use what the interface of `fixtures` is made of.
+        let beside: &[(&str, &[&str])] =
+            &[("[dependencies]", &[]), ("[dev-dependencies]", &["fixtures", "gguf"]), ("[build-dependencies]", &[])];
+        for (header, beside) in beside {
             for found in dependencies(&manifest, header).iter().filter(|d| names.contains(d.as_str())) {
-                assert!(allowed.contains(&found.as_str()) || found == beside, "{file} {header}: {found}");
+                assert!(
+                    allowed.contains(&found.as_str()) || beside.contains(&found.as_str()),
+                    "{file} {header}: {found}"
+                );
             }
         }
         if *name != "airs" {

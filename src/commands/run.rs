@@ -99,6 +99,9 @@ fn model_and_prompt(
     )))
 }
 
+/// A shorter prompt is over before anyone has read the bar.
+const BAR_TOKENS_MIN: usize = 256;
+
 /// All of standard input, without the line break that `echo` adds.
 fn read_stdin() -> Result<String, Failure> {
     let mut bytes = Vec::new();
@@ -173,8 +176,11 @@ impl Speaker {
         let mut failure = None;
         let answer = engine.generate(session, &request, &mut |step| {
             match step {
-                Step::Prompt { done, total } if done < total => bar.set(done as u64, Some(total as u64)),
-                Step::Prompt { .. } => bar.clear(),
+                Step::Prompt { done, total } if total - done >= BAR_TOKENS_MIN => {
+                    bar.set(done as u64, Some(total as u64))
+                }
+                Step::Prompt { done, total } if done == total => bar.clear(),
+                Step::Prompt { .. } => {}
                 Step::Text(text) if streams => {
                     if let Err(e) = print(text) {
                         failure = Some(e);

@@ -133,6 +133,9 @@ impl Library {
             fs::remove_file(&part).map_err(Error::io(&part))?;
             freed += bytes;
         }
+        // Directories that this leaves empty go too; one that is not empty stays, which is no error.
+        let below = |dir: &&Path| dir.starts_with(self.models_dir()) && *dir != self.models_dir();
+        path.ancestors().skip(1).take_while(below).take_while(|dir| fs::remove_dir(dir).is_ok()).for_each(drop);
         Ok(freed)
     }
 }
