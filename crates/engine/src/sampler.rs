@@ -152,37 +152,53 @@ impl Sampler {
     }
 }
 
+/// Logits looked at together: most groups are dismissed by comparisons that the compiler turns into vector instructions.
+const GROUP: usize = 32;
+
+/// Whether a logit of `group` is larger than `bound`.
+fn any_above(group: &[f32], bound: f32) -> bool {
+    group.iter().fold(false, |any, &logit| any | (logit > bound))
+}
+
 /// The id of the largest logit, the lowest among equals; none if no logit is a number.
 fn argmax(logits: &[f32]) -> Option<u32> {
-    let mut best: Option<(usize, f32)> = None;
-    for (id, &logit) in logits.iter().enumerate() {
-        if best.is_none_or(|(_, b)| logit > b) && !logit.is_nan() {
-            best = Some((id, logit));
+    let first = logits.iter().position(|logit| !logit.is_nan())?;
+    let mut best = (first, logits[first]);
+    for (i, group) in logits.chunks(GROUP).enumerate() {
+        if any_above(group, best.1) {
+            for (j, &logit) in group.iter().enumerate() {
+                if logit > best.1 {
+                    best = (i * GROUP + j, logit);
+                }
+            }
         }
     }
-    best.map(|(id, _)| id as u32)
+    Some(best.0 as u32)
 }
 
 /// Fills `out` with the `k` largest logits (0: all), in [`order`].
 ///
-/// One pass over the vocabulary: almost every logit is dismissed by one comparison with the smallest of the best `k` seen
-/// so far, which is brought up to date whenever enough newcomers have gathered.
+/// One pass over the vocabulary: almost every group is dismissed by comparing it with the smallest of the best `k` seen so
+/// far, which is brought up to date whenever enough newcomers have gathered.
 fn largest(logits: &[f32], k: usize, out: &mut Vec<Candidate>) {
     out.clear();
     let k = if k == 0 { logits.len() } else { k };
     let gather = k.saturating_mul(2).max(256);
-    let mut threshold = f32::NEG_INFINITY;
-    let mut full = false;
-    for (id, &logit) in logits.iter().enumerate() {
-        // An equal logit with a higher id loses, so `>` is right once there are k.
-        let wanted = if full { logit > threshold } else { !logit.is_nan() };
-        if wanted {
-            out.push(Candidate { id: id as u32, logit, weight: 0.0 });
-            if out.len() == gather {
-                out.select_nth_unstable_by(k - 1, order);
-                out.truncate(k);
-                threshold = out[k - 1].logit;
-                full = true;
+    // Before there are k, everything that is a number counts.
+    let mut threshold = None;
+    for (i, group) in logits.chunks(GROUP).enumerate() {
+        if threshold.is_some_and(|t| !any_above(group, t)) {
+            continue;
+        }
+        for (j, &logit) in group.iter().enumerate() {
+            // An equal logit with a higher id loses, so `>` is right once there are k.
+            if threshold.map_or(!logit.is_nan(), |t| logit > t) {
+                out.push(Candidate { id: (i * GROUP + j) as u32, logit, weight: 0.0 });
+                if out.len() == gather {
+                    out.select_nth_unstable_by(k - 1, order);
+                    out.truncate(k);
+                    threshold = Some(out[k - 1].logit);
+                }
             }
         }
     }
@@ -255,6 +271,12 @@ mod tests {
         let mut greedy = sampler(|s| s.temperature = 0.0);
         assert_eq!(greedy.sample(&[1.0, 3.0, f32::NAN, 3.0, 2.0]).unwrap(), 1);
         assert_eq!(greedy.sample(&[f32::NEG_INFINITY, f32::NEG_INFINITY]).unwrap(), 0);
+        for (n, seed) in [(31, 1), (32, 2), (33, 3), (5000, 4)] {
+            let logits = random_logits(n, seed);
+            let largest = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+            let first = logits.iter().position(|&l| l == largest).unwrap();
+            assert_eq!(greedy.sample(&logits).unwrap() as usize, first);
+        }
         assert!(matches!(greedy.sample(&[f32::NAN; 3]), Err(Error::NoLogits(3))));
         assert!(matches!(sampler(|_| ()).sample(&[f32::NAN; 3]), Err(Error::NoLogits(3))));
     }

@@ -42,7 +42,7 @@ pub enum Error {
         source: io::Error,
     },
     /// The disk is full.
-    #[error("{path}: the disk is full after {done} of {} bytes; what came so far is kept", total.map_or("?".to_owned(), |t| t.to_string()))]
+    #[error("{path}: the disk is full after {done} of {} bytes", total.map_or("?".to_owned(), |t| t.to_string()))]
     DiskFull {
         /// The file being written.
         path: PathBuf,
@@ -130,7 +130,7 @@ pub enum Error {
         reason: String,
     },
     /// The caller cancelled.
-    #[error("cancelled; what came so far is kept")]
+    #[error("cancelled")]
     Cancelled,
 }
 
@@ -156,5 +156,19 @@ impl Error {
     /// Whether another source of the same file may do better.
     pub(crate) fn another_source_may_help(&self) -> bool {
         !matches!(self, Error::Cancelled | Error::Io { .. } | Error::DiskFull { .. })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_full_disk_is_told_with_the_numbers() {
+        let full = || io::Error::from(io::ErrorKind::StorageFull);
+        let error = Error::write(Path::new("m.gguf.partial"), 5, Some(7))(full());
+        assert_eq!(error.to_string(), "m.gguf.partial: the disk is full after 5 of 7 bytes");
+        let error = Error::write(Path::new("m.gguf.partial"), 5, None)(full());
+        assert!(matches!(error, Error::DiskFull { .. }) && !error.another_source_may_help());
     }
 }
