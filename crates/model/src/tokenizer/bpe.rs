@@ -16,13 +16,15 @@ enum Symbols {
     Characters,
 }
 
+/// Pair of ids → (position in the merge list, id of the result).
+type Merges = HashMap<(u32, u32), (u32, u32)>;
+
 /// Merge list and word splitter.
 #[derive(Debug)]
 pub(super) struct Bpe {
     words: PreTokenizer,
     symbols: Symbols,
-    /// Pair of ids → (position in the merge list, id of the result).
-    merges: HashMap<(u32, u32), (u32, u32)>,
+    merges: Merges,
     /// A word that is a token as it stands is taken so, merges or not (llama.cpp: `ignore_merges`).
     whole_words: bool,
     /// The same for words of nothing but newlines.
@@ -107,8 +109,8 @@ impl Bpe {
     }
 }
 
-fn parse_merges(vocab: &Vocab, lines: &[String]) -> Result<HashMap<(u32, u32), (u32, u32)>, Error> {
-    let mut merges = HashMap::with_capacity(lines.len());
+fn parse_merges(vocab: &Vocab, lines: &[String]) -> Result<Merges, Error> {
+    let mut merges = Merges::with_capacity(lines.len());
     for (index, line) in lines.iter().enumerate() {
         let bad = |text: &str| Error::MergeToken { index, merge: line.clone(), text: text.to_owned() };
         let id = |text: &str| vocab.id(text).ok_or_else(|| bad(text));

@@ -483,6 +483,17 @@ mod tests {
     }
 
     #[test]
+    fn a_megabyte_of_one_character_is_cut_in_linear_time() {
+        for c in ['a', 'A', ' ', '7', '\n', '\'', '!', '\u{301}', '漢', '😀', '\u{3000}'] {
+            let text = c.to_string().repeat((1 << 20) / c.len_utf8());
+            for family in FAMILIES {
+                let pieces = PreTokenizer::new(family).split(&text);
+                assert_eq!(pieces.iter().map(|p| p.len()).sum::<usize>(), text.len(), "{c:?}, {:?}", family.names);
+            }
+        }
+    }
+
+    #[test]
     fn no_name_belongs_to_two_rules() {
         let mut all = names();
         all.sort_unstable();
