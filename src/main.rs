@@ -8,6 +8,7 @@ mod machine;
 mod open;
 mod prompt;
 mod terminal;
+mod values;
 
 use std::process::ExitCode;
 

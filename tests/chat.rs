@@ -8,7 +8,7 @@ use rexpect::session::{PtySession, spawn_command};
 use tempfile::TempDir;
 
 /// Nothing here takes nearly so long; a test that waits in vain ends some day.
-const PATIENCE_MS: u64 = 120_000;
+const PATIENCE_MS: u64 = 60_000;
 
 /// The program at a terminal; `home` gets the history.
 fn at_terminal(home: &TempDir, args: &[&str]) -> PtySession {
