@@ -21,7 +21,7 @@ fn at_terminal(home: &TempDir, args: &[&str]) -> PtySession {
 fn a_conversation_remembers_and_ends_with_bye() {
     let home = TempDir::new().unwrap();
     let model = test_models::smollm2();
-    let mut chat = at_terminal(&home, &["run", model.to_str().unwrap(), "--temp", "0"]);
+    let mut chat = at_terminal(&home, &["run", model.to_str().unwrap(), "-n", "32", "--temp", "0"]);
     chat.exp_string("resident").unwrap();
     chat.exp_string(">>> ").unwrap();
     chat.send_line("What is the capital of France?").unwrap();

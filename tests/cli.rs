@@ -277,15 +277,16 @@ fn a_stop_string_ends_the_text_before_it() {
 #[test]
 fn a_question_without_a_model_goes_to_the_default_model() {
     let question = "What is the capital of France?";
-    let asked = run(&store(), &["run", question, "--temp", "0"]);
+    let asked = run(&store(), &["run", question, "-n", "32", "--temp", "0"]);
     assert_eq!(asked.code, Some(0), "{asked:?}");
     assert!(asked.stdout.contains("Paris"), "{asked:?}");
     assert!(asked.stderr.contains("smollm2 · resident · "), "the mode is said: {asked:?}");
-    let piped = run_with_input(&store(), &["run", "--temp", "0"], &format!("{question}\n"));
+    let piped = run_with_input(&store(), &["run", "-n", "32", "--temp", "0"], &format!("{question}\n"));
     assert_eq!(piped.stdout, asked.stdout);
-    let words = run(&store(), &["run", "smollm2", "What", "is", "the", "capital of France?", "--temp", "0"]);
+    let words =
+        run(&store(), &["run", "smollm2", "What", "is", "the", "capital of France?", "-n", "32", "--temp", "0"]);
     assert_eq!(words.stdout, asked.stdout);
-    let json = run(&store(), &["run", question, "--temp", "0", "-o", "json"]).json();
+    let json = run(&store(), &["run", question, "-n", "32", "--temp", "0", "-o", "json"]).json();
     assert_eq!(format!("{}\n", json["text"].as_str().unwrap()), asked.stdout);
     assert_eq!(json["stop"], "stop");
 }
