@@ -253,12 +253,12 @@ fn odd_but_harmless_vocabularies_load() {
 fn megabytes_of_one_thing_are_tokenized_without_loss() {
     for name in MODELS {
         let tokenizer = tokenizer(&model_path(name));
-        for unit in ["a", " ", "7", "\n", "😀", "Ab1 ", "<|im_start|>", "<unused1>", "▁"] {
+        for unit in ["a", " ", "7", "\n", "😀"] {
             let text = unit.repeat((1 << 20) / unit.len());
-            // U+2581 is how SentencePiece writes a space.
-            let expected = if name.starts_with("gemma") { text.replace('▁', " ") } else { text.clone() };
-            assert_eq!(tokenizer.decode(&tokenizer.encode(&text, false)), expected, "{name}, {unit:?}");
-            assert!(!tokenizer.encode(&text, true).is_empty(), "{name}, {unit:?}");
+            assert_eq!(tokenizer.decode(&tokenizer.encode(&text, false)), text, "{name}, {unit:?}");
         }
+        // Control tokens by the thousand.
+        let text = "<|im_start|>x<end_of_turn><|endoftext|>\n".repeat(5000);
+        assert!(tokenizer.encode(&text, true).len() >= 10_000, "{name}");
     }
 }

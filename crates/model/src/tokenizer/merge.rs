@@ -4,7 +4,7 @@ use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
 /// No neighbour.
-pub(super) const NONE: usize = usize::MAX;
+const NONE: usize = usize::MAX;
 
 /// The id of a symbol whose text is no token.
 pub(super) const UNKNOWN: u32 = u32::MAX;
@@ -58,9 +58,10 @@ impl Merger {
     /// Merges until nothing merges any more, in O(n log n). `find` gives the rank of a pair (smaller goes first)
     /// and the token that it makes.
     pub(super) fn run(&mut self, find: impl Fn(&Symbol, &Symbol) -> Option<(u32, u32)>) {
-        for right in 1..self.symbols.len() {
-            self.propose(right - 1, right, &find);
-        }
+        // Made a heap at once, which is linear.
+        let mut pairs = std::mem::take(&mut self.queue).into_vec();
+        pairs.extend((1..self.symbols.len()).filter_map(|right| self.pair(right - 1, right, &find)));
+        self.queue = BinaryHeap::from(pairs);
         while let Some(Reverse(pair)) = self.queue.pop() {
             let (left, right) = (self.symbols[pair.left], self.symbols[pair.right]);
             // Either side may have been merged since the pair was proposed.
@@ -76,19 +77,22 @@ impl Merger {
             if right.next != NONE {
                 self.symbols[right.next].prev = pair.left;
             }
-            self.propose(left.prev, pair.left, &find);
-            self.propose(pair.left, right.next, &find);
+            self.queue.extend(self.pair(left.prev, pair.left, &find));
+            self.queue.extend(self.pair(pair.left, right.next, &find));
         }
     }
 
-    fn propose(&mut self, left: usize, right: usize, find: &impl Fn(&Symbol, &Symbol) -> Option<(u32, u32)>) {
+    fn pair(
+        &self,
+        left: usize,
+        right: usize,
+        find: &impl Fn(&Symbol, &Symbol) -> Option<(u32, u32)>,
+    ) -> Option<Reverse<Pair>> {
         if left == NONE || right == NONE {
-            return;
+            return None;
         }
-        let end = self.symbols[right].end;
-        if let Some((rank, merged)) = find(&self.symbols[left], &self.symbols[right]) {
-            self.queue.push(Reverse(Pair { rank, left, right, end, merged }));
-        }
+        let (rank, merged) = find(&self.symbols[left], &self.symbols[right])?;
+        Some(Reverse(Pair { rank, left, right, end: self.symbols[right].end, merged }))
     }
 
     /// What is left, in text order.

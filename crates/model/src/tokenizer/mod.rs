@@ -5,6 +5,7 @@
 //! (GPT-4o, Tekken), the model's own rule is taken.
 
 mod bpe;
+mod meanings;
 mod merge;
 mod pretokenizer;
 mod special;

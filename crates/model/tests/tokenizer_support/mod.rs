@@ -10,10 +10,10 @@ use model::Tokenizer;
 use serde_json::Value as Json;
 
 /// The models that golden outputs exist for.
-pub const MODELS: [&str; 3] = ["smollm2-135m", "gemma3-270m", "qwen2.5-coder-0.5b"];
+pub(crate) const MODELS: [&str; 3] = ["smollm2-135m", "gemma3-270m", "qwen2.5-coder-0.5b"];
 
 /// The file of a model.
-pub fn model_path(name: &str) -> PathBuf {
+pub(crate) fn model_path(name: &str) -> PathBuf {
     match name {
         "smollm2-135m" => fixtures::test_models::smollm2(),
         "gemma3-270m" => fixtures::test_models::gemma3(),
@@ -23,37 +23,37 @@ pub fn model_path(name: &str) -> PathBuf {
 }
 
 /// A file of golden data.
-pub fn golden(name: &str) -> Json {
+pub(crate) fn golden(name: &str) -> Json {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden").join(name);
     let text = fs::read_to_string(&path).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
     serde_json::from_str(&text).unwrap_or_else(|e| panic!("{}: {e}", path.display()))
 }
 
 /// The metadata of a file.
-pub fn metadata(path: &Path) -> Metadata {
+pub(crate) fn metadata(path: &Path) -> Metadata {
     let file = File::open(path).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
     let len = file.metadata().unwrap().len();
     Gguf::read(&mut BufReader::new(file), len).unwrap_or_else(|e| panic!("{}: {e}", path.display())).metadata
 }
 
 /// The tokenizer of a file.
-pub fn tokenizer(path: &Path) -> Tokenizer {
+pub(crate) fn tokenizer(path: &Path) -> Tokenizer {
     Tokenizer::new(&metadata(path)).unwrap_or_else(|e| panic!("{}: {e}", path.display()))
 }
 
 /// A list of ids.
-pub fn ids(json: &Json) -> Vec<u32> {
+pub(crate) fn ids(json: &Json) -> Vec<u32> {
     json.as_array().unwrap().iter().map(|id| id.as_u64().unwrap() as u32).collect()
 }
 
 /// Metadata of a vocabulary made to order.
-pub struct Vocabulary {
+pub(crate) struct Vocabulary {
     entries: Vec<(String, Value)>,
 }
 
 impl Vocabulary {
     /// One of the kind `model` with these tokens, all normal.
-    pub fn new(model: &str, tokens: &[&str]) -> Self {
+    pub(crate) fn new(model: &str, tokens: &[&str]) -> Self {
         let tokens = tokens.iter().map(|t| t.to_string()).collect();
         Self { entries: Vec::new() }
             .with("model", Value::String(model.to_owned()))
@@ -61,7 +61,7 @@ impl Vocabulary {
     }
 
     /// The 256 byte tokens of a GPT-2 vocabulary, with `more` behind them.
-    pub fn bytes(more: &[&str]) -> Self {
+    pub(crate) fn bytes(more: &[&str]) -> Self {
         let byte = |b: u32| match b {
             0x21..=0x7e | 0xa1..=0xac | 0xae..=0xff => b,
             0..=0x20 => 0x100 + b,
@@ -74,7 +74,7 @@ impl Vocabulary {
     }
 
     /// The same with `tokenizer.ggml.<key>` set.
-    pub fn with(mut self, key: &str, value: Value) -> Self {
+    pub(crate) fn with(mut self, key: &str, value: Value) -> Self {
         let key = format!("tokenizer.ggml.{key}");
         self.entries.retain(|(k, _)| *k != key);
         self.entries.push((key, value));
@@ -82,12 +82,12 @@ impl Vocabulary {
     }
 
     /// The same with a list of texts set.
-    pub fn with_texts(self, key: &str, texts: &[&str]) -> Self {
+    pub(crate) fn with_texts(self, key: &str, texts: &[&str]) -> Self {
         self.with(key, Value::Array(Array::String(texts.iter().map(|t| t.to_string()).collect())))
     }
 
     /// The same with types: `types` for some ids, normal for the rest.
-    pub fn with_types(self, len: usize, types: &[(usize, i32)]) -> Self {
+    pub(crate) fn with_types(self, len: usize, types: &[(usize, i32)]) -> Self {
         let mut all = vec![1; len];
         for &(id, ty) in types {
             all[id] = ty;
@@ -96,19 +96,19 @@ impl Vocabulary {
     }
 
     /// The same without `tokenizer.ggml.<key>`.
-    pub fn without(mut self, key: &str) -> Self {
+    pub(crate) fn without(mut self, key: &str) -> Self {
         let key = format!("tokenizer.ggml.{key}");
         self.entries.retain(|(k, _)| *k != key);
         self
     }
 
     /// The metadata.
-    pub fn metadata(self) -> Metadata {
+    pub(crate) fn metadata(self) -> Metadata {
         Metadata::from_entries(self.entries).unwrap()
     }
 
     /// The tokenizer, or what is wrong.
-    pub fn load(self) -> Result<Tokenizer, model::tokenizer::Error> {
+    pub(crate) fn load(self) -> Result<Tokenizer, model::tokenizer::Error> {
         Tokenizer::new(&self.metadata())
     }
 }
