@@ -22,7 +22,7 @@ fn main() {
         let mut line = format!("{f:?}: ");
         for n in [1usize, 2, 4, 8, 16, 512] {
             let mut acts = Activations::default();
-            acts.fill(&mut pool, level, &x, cols, cols, n, None, Forms::of([f]));
+            acts.fill(&mut pool, level, &x, cols, cols, n, None, Forms::of([f]), Precision::Single);
             let mut out = vec![0f32; n * rows];
             let mut best = f64::MAX;
             for _ in 0..(if n > 16 { 5 } else { 40 }) {

@@ -1,9 +1,13 @@
-//! Activations, made ready for the matrix products: quantized to 8 bits with a scale per 32 columns, or as floats.
+//! Activations, made ready for the matrix products: quantized to 8 bits with a scale per 16 columns, or as floats.
 //!
 //! Each token is quantized by itself, so batch neighbours cannot matter. Tokens are interleaved in groups of G (1, 2, 4,
 //! 8 or 16: as many as an instruction set has accumulators for). For each 32 columns a group holds [`BLOCK_WORDS`] rows
-//! of G words: eight with four columns each, then the scale, the scale times the sum of the columns, and the negated sums of
-//! all columns, of the first 16 and of the last 16. The layout depends on the instruction set, the results do not.
+//! of G words: eight with four columns each, then what the constants below name, for the first 16 columns (low) and the
+//! last 16 (high). The layout depends on the instruction set, the results do not.
+//!
+//! With [`Precision::Double`] a token takes two rows of a group, its quantized values and the quantized rest, whose
+//! products are added: twice the multiplications, 254 times the resolution. A decode step reads weights for as long as
+//! that takes anyway.
 
 use crate::isa::Level;
 use crate::math::sum16;
@@ -11,12 +15,17 @@ use crate::simd::{Op, Simd};
 use crate::threads::Pool;
 
 /// Rows of words for 32 columns.
-pub(crate) const BLOCK_WORDS: usize = 13;
-pub(crate) const SCALE: usize = 8;
-pub(crate) const SCALED_SUM: usize = 9;
-pub(crate) const NEG_SUM: usize = 10;
-pub(crate) const NEG_SUM_LOW: usize = 11;
-pub(crate) const NEG_SUM_HIGH: usize = 12;
+pub(crate) const BLOCK_WORDS: usize = 15;
+/// Scales, as floats.
+pub(crate) const SCALE_LOW: usize = 8;
+pub(crate) const SCALE_HIGH: usize = 9;
+/// Sums of the quantized columns, negated, as integers.
+pub(crate) const NEG_SUM_LOW: usize = 10;
+pub(crate) const NEG_SUM_HIGH: usize = 11;
+/// Sums times their scales, and both together.
+pub(crate) const SUM_LOW: usize = 12;
+pub(crate) const SUM_HIGH: usize = 13;
+pub(crate) const SUM: usize = 14;
 
 /// A normalization applied on the way in.
 #[derive(Debug, Clone, Copy)]
@@ -27,21 +36,33 @@ pub struct Norm<'a> {
     pub epsilon: f32,
 }
 
+/// How finely activations are quantized.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Precision {
+    /// 8 bits.
+    #[default]
+    Single,
+    /// 8 bits, and 8 bits of the rest.
+    Double,
+}
+
 /// Activations of a batch for weights of `cols` columns.
 #[derive(Debug, Default)]
 pub struct Activations {
     tokens: usize,
     cols: usize,
     group_max: usize,
+    /// Rows that a token takes in its group: 2 with double precision.
+    copies: usize,
     quantized: Vec<u32>,
     floats: Vec<u32>,
     has_quantized: bool,
     has_floats: bool,
 }
 
-/// Tokens of the group that starts at `start`, and its width (a power of two, at least as many).
-pub(crate) fn group_at(start: usize, tokens: usize, group_max: usize) -> (usize, usize) {
-    let len = (tokens - start).min(group_max);
+/// Rows of the group that starts at row `start` of `rows`, and its width (a power of two, at least as many).
+pub(crate) fn group_at(start: usize, rows: usize, group_max: usize) -> (usize, usize) {
+    let len = (rows - start).min(group_max);
     (len, len.next_power_of_two())
 }
 
@@ -56,13 +77,19 @@ impl Activations {
         self.cols
     }
 
+    /// Rows of a group, at most.
     pub(crate) fn group_max(&self) -> usize {
         self.group_max
     }
 
-    /// Words of the group that starts at token `start`: quantized, or floats (`[col][G]`).
+    /// Rows of a token for weights that take `floats` or not.
+    pub(crate) fn copies(&self, floats: bool) -> usize {
+        if floats { 1 } else { self.copies }
+    }
+
+    /// Words of the group that starts at row `start`: quantized, or floats (`[col][G]`).
     pub(crate) fn group(&self, start: usize, floats: bool) -> &[u32] {
-        let (_, width) = group_at(start, self.tokens, self.group_max);
+        let (_, width) = group_at(start, self.tokens * self.copies(floats), self.group_max);
         let per_token = if floats { self.cols } else { self.cols / 32 * BLOCK_WORDS };
         let (buffer, ready) = if floats { (&self.floats, self.has_floats) } else { (&self.quantized, self.has_quantized) };
         assert!(ready, "the activations were not prepared for this format");
@@ -82,33 +109,38 @@ impl Activations {
         tokens: usize,
         norm: Option<Norm<'_>>,
         forms: Forms,
+        precision: Precision,
     ) {
         assert!(!forms.quantized || cols.is_multiple_of(32), "quantized products need columns in multiples of 32, not {cols}");
         assert!(tokens == 0 || (tokens - 1) * stride + cols <= x.len(), "{tokens} rows of {cols} in {} values", x.len());
         (self.tokens, self.cols, self.group_max) = (tokens, cols, level.run(GroupMax));
+        // A group of one row (an instruction set with few registers never has that) could not hold a token's two.
+        self.copies = if precision == Precision::Double && self.group_max > 1 { 2 } else { 1 };
         (self.has_quantized, self.has_floats) = (forms.quantized, forms.floats);
-        let group_max = self.group_max;
-        let job = |start: usize, out: &mut [u32], floats: bool| {
-            let (len, width) = group_at(start, tokens, group_max);
-            let rows = &x[start * stride..];
-            level.run(FillGroup { rows, stride, cols, len, width, norm, out, floats });
-        };
         for (wanted, floats) in [(forms.quantized, false), (forms.floats, true)] {
-            if !wanted {
-                continue;
+            if wanted && tokens > 0 {
+                self.fill_form(pool, level, x, stride, norm, floats);
             }
-            let per_token = if floats { cols } else { cols / 32 * BLOCK_WORDS };
-            let buffer = if floats { &mut self.floats } else { &mut self.quantized };
-            // Only the last group can be wider than its tokens.
-            let padded = tokens + group_max;
-            if buffer.len() < padded * per_token {
-                buffer.resize(padded * per_token, 0);
-            }
-            let groups = tokens.div_ceil(group_max.max(1));
-            let used = &mut buffer[..groups.saturating_sub(1) * group_max * per_token
-                + if tokens == 0 { 0 } else { group_at((groups - 1) * group_max, tokens, group_max).1 * per_token }];
-            pool.run_chunks(used, group_max * per_token, |i, out| job(i * group_max, out, floats));
         }
+    }
+
+    fn fill_form(&mut self, pool: &mut Pool, level: Level, x: &[f32], stride: usize, norm: Option<Norm<'_>>, floats: bool) {
+        let (cols, group_max, copies) = (self.cols, self.group_max, self.copies(floats));
+        let rows = self.tokens * copies;
+        let per_row = if floats { cols } else { cols / 32 * BLOCK_WORDS };
+        let buffer = if floats { &mut self.floats } else { &mut self.quantized };
+        // Only the last group can be wider than its rows.
+        let last = (rows - 1) / group_max * group_max;
+        let words = (last + group_at(last, rows, group_max).1) * per_row;
+        if buffer.len() < words {
+            buffer.resize(words, 0);
+        }
+        pool.run_chunks(&mut buffer[..words], group_max * per_row, |i, out| {
+            let start = i * group_max;
+            let (len, width) = group_at(start, rows, group_max);
+            let x = &x[start / copies * stride..];
+            level.run(FillGroup { rows: x, stride, cols, tokens: len / copies, copies, width, norm, out, floats });
+        });
     }
 }
 
@@ -150,7 +182,8 @@ struct FillGroup<'a> {
     rows: &'a [f32],
     stride: usize,
     cols: usize,
-    len: usize,
+    tokens: usize,
+    copies: usize,
     width: usize,
     norm: Option<Norm<'a>>,
     out: &'a mut [u32],
@@ -161,10 +194,10 @@ impl Op for FillGroup<'_> {
     type Out = ();
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
-        if self.len < self.width {
+        if self.tokens * self.copies < self.width {
             self.out.fill(0);
         }
-        for t in 0..self.len {
+        for t in 0..self.tokens {
             let row = &self.rows[t * self.stride..][..self.cols];
             let scale = self.norm.map(|norm| rms_scale(s, row, norm.epsilon));
             let norm = self.norm.zip(scale).map(|(norm, scale)| (&norm.weight[..self.cols], scale));
@@ -176,7 +209,8 @@ impl Op for FillGroup<'_> {
             } else {
                 let group = self.out.chunks_exact_mut(BLOCK_WORDS * self.width);
                 for (b, (block, x)) in group.zip(row.chunks_exact(32)).enumerate() {
-                    quantize_block(s, x, norm.map(|(w, scale)| (&w[32 * b..32 * b + 32], scale)), block, self.width, t);
+                    let norm = norm.map(|(w, scale)| (&w[32 * b..32 * b + 32], scale));
+                    quantize_block(s, x, norm, block, self.width, t * self.copies, self.copies);
                 }
             }
         }
@@ -203,34 +237,57 @@ pub(crate) fn rms_scale<S: Simd>(s: S, row: &[f32], epsilon: f32) -> f32 {
     1.0 / (sum / row.len() as f32 + epsilon).sqrt()
 }
 
+/// Quantizes 32 columns into rows `row` (and `row + 1`, the rest, with two `copies`) of a group.
 #[inline(always)]
-fn quantize_block<S: Simd>(s: S, x: &[f32], norm: Option<(&[f32], f32)>, out: &mut [u32], width: usize, t: usize) {
-    let mut values = [0.0f32; 32];
-    let mut largest = s.f_splat(0.0);
-    for at in (0..32).step_by(S::LANES) {
-        let mut v = s.f_load(&x[at..]);
-        if let Some((weight, scale)) = norm {
-            v = s.f_mul(s.f_mul(v, s.f_splat(scale)), s.f_load(&weight[at..]));
+fn quantize_block<S: Simd>(
+    s: S,
+    x: &[f32],
+    norm: Option<(&[f32], f32)>,
+    out: &mut [u32],
+    width: usize,
+    row: usize,
+    copies: usize,
+) {
+    let mut sums = [[0.0; 2]; 2];
+    for half in 0..2 {
+        let from = 16 * half;
+        let mut values = [0.0f32; 16];
+        let mut largest = s.f_splat(0.0);
+        for at in (0..16).step_by(S::LANES) {
+            let mut v = s.f_load(&x[from + at..]);
+            if let Some((weight, scale)) = norm {
+                v = s.f_mul(s.f_mul(v, s.f_splat(scale)), s.f_load(&weight[from + at..]));
+            }
+            s.f_store(v, &mut values[at..]);
+            largest = s.f_max(s.f_abs(v), largest);
         }
-        s.f_store(v, &mut values[at..]);
-        largest = s.f_max(s.f_abs(v), largest);
+        let largest = s.f_reduce_max(largest);
+        let (mut scale, mut inverse) = (largest / 127.0, if largest > 0.0 { 127.0 / largest } else { 0.0 });
+        for copy in 0..copies {
+            let mut bytes = [0i8; 16];
+            for at in (0..16).step_by(S::LANES) {
+                let v = s.f_load(&values[at..]);
+                let q = s.f_round(s.f_mul(v, s.f_splat(inverse)));
+                s.f_store_i8(q, &mut bytes[at..]);
+                if copy + 1 < copies {
+                    s.f_store(s.f_fma(q, s.f_splat(-scale), v), &mut values[at..]);
+                }
+            }
+            let sum: i32 = bytes.iter().map(|&b| i32::from(b)).sum();
+            let t = row + copy;
+            let (words, _) = bytes.as_chunks::<4>();
+            for (i, word) in words.iter().enumerate() {
+                out[(4 * half + i) * width + t] = u32::from_le_bytes(word.map(|b| b as u8));
+            }
+            sums[copy][half] = scale * sum as f32;
+            out[(SCALE_LOW + half) * width + t] = scale.to_bits();
+            out[(NEG_SUM_LOW + half) * width + t] = -sum as u32;
+            out[(SUM_LOW + half) * width + t] = sums[copy][half].to_bits();
+            // The rest is at most half a step: 127 of its own.
+            (scale, inverse) = (scale / 254.0, inverse * 254.0);
+        }
     }
-    let largest = s.f_reduce_max(largest);
-    let inverse = if largest > 0.0 { 127.0 / largest } else { 0.0 };
-    let mut bytes = [0i8; 32];
-    for at in (0..32).step_by(S::LANES) {
-        s.f_store_i8(s.f_mul(s.f_load(&values[at..]), s.f_splat(inverse)), &mut bytes[at..]);
+    for (copy, sums) in sums[..copies].iter().enumerate() {
+        out[SUM * width + row + copy] = (sums[0] + sums[1]).to_bits();
     }
-    let sum = |half: &[i8]| half.iter().map(|&b| i32::from(b)).sum::<i32>();
-    let (low, high) = (sum(&bytes[..16]), sum(&bytes[16..]));
-    let (words, _) = bytes.as_chunks::<4>();
-    for (i, word) in words.iter().enumerate() {
-        out[i * width + t] = u32::from_le_bytes(word.map(|b| b as u8));
-    }
-    let scale = largest / 127.0;
-    out[SCALE * width + t] = scale.to_bits();
-    out[SCALED_SUM * width + t] = (scale * (low + high) as f32).to_bits();
-    out[NEG_SUM * width + t] = -(low + high) as u32;
-    out[NEG_SUM_LOW * width + t] = -low as u32;
-    out[NEG_SUM_HIGH * width + t] = -high as u32;
 }

@@ -1,13 +1,14 @@
 //! Matrix products of packed weights with a batch of activations.
 //!
-//! Every output is one lane's chain over the blocks of its row, from the first to the last: with per-32 dot products i,
-//! weight scale w and activation scale x, `acc = fma(float(i) · x, w, acc)`, then `acc = fma(min, x · Σq, acc)` where the
-//! format has minima; with a scale per 16, `acc = fma(fma(float(i₁), w₁, float(i₀) · w₀), x, acc)`, where minima are
-//! subtracted inside. Float weights: `acc = fma(weight, x, acc)` per column.
+//! Every output is one lane's chain over the blocks of its row, from the first to the last. For each 32 columns, with
+//! the dot products i₀ and i₁ of the first and the last 16, activation scales x₀ and x₁ and a weight scale w:
+//! `acc = fma(fma(i₁, x₁, i₀ · x₀), w, acc)`, and where the format has minima `acc = fma(min, x₀ Σ₀ + x₁ Σ₁, acc)`. With
+//! weight scales per 16 columns: `acc = fma(i₀ · w₀, x₀, acc)`, `acc = fma(i₁ · w₁, x₁, acc)`, and minima likewise, one by
+//! one. Float weights: `acc = fma(weight, x, acc)` per column.
 
 use crate::PANEL_ROWS;
 use crate::activations::{
-    Activations, BLOCK_WORDS, NEG_SUM, NEG_SUM_HIGH, NEG_SUM_LOW, SCALE, SCALED_SUM, group_at,
+    Activations, BLOCK_WORDS, NEG_SUM_HIGH, NEG_SUM_LOW, SCALE_HIGH, SCALE_LOW, SUM, SUM_HIGH, SUM_LOW, group_at,
 };
 use crate::isa::Level;
 use crate::ops::{Gate, gate};
@@ -100,7 +101,7 @@ pub fn matmul(
             let matrix = &matrices[m];
             let bias = bias(matrix, first);
             let mut values = [[0.0; 16]; GROUP];
-            for group in groups(acts, row, cell.rows()) {
+            for group in groups(acts, matrix.format, row, cell.rows()) {
                 product(level, matrix, first / PANEL_ROWS, acts, group, &mut values);
                 level.run(Emit { values: &values, group, row, col: c, bias: &bias, output, cell });
             }
@@ -121,6 +122,8 @@ pub fn matmul_gated(
     check(gate_matrix, acts);
     check(up_matrix, acts);
     assert_eq!(gate_matrix.rows, up_matrix.rows, "gate and up must have equal rows");
+    let floats = [gate_matrix, up_matrix].map(|m| m.format.float_activations());
+    assert!(floats[0] == floats[1] || acts.copies(false) == 1, "gate and up must take the same rows of activations");
     let row_len = gate_matrix.padded_rows();
     let panel_bytes = (gate_matrix.panels.len() + up_matrix.panels.len()) / (row_len / PANEL_ROWS).max(1);
     let panels = task_panels(row_len / PANEL_ROWS, panel_bytes, acts.tokens(), pool.threads());
@@ -136,7 +139,7 @@ pub fn matmul_gated(
             let (gate_bias, up_bias) = (bias(gate_matrix, col + c), bias(up_matrix, col + c));
             let panel = (col + c) / PANEL_ROWS;
             let (mut gates, mut ups) = ([[0.0; 16]; GROUP], [[0.0; 16]; GROUP]);
-            for group in groups(acts, row, cell.rows()) {
+            for group in groups(acts, gate_matrix.format, row, cell.rows()) {
                 product(level, gate_matrix, panel, acts, group, &mut gates);
                 product(level, up_matrix, panel, acts, group, &mut ups);
                 let (gates, ups) = ((&gates, &gate_bias), (&ups, &up_bias));
@@ -161,23 +164,44 @@ fn bias(m: &Matrix<'_>, first: usize) -> [f32; PANEL_ROWS] {
     out
 }
 
-/// Tokens of the widest group.
+/// Rows of the widest group.
 const GROUP: usize = 16;
 
-/// Groups of tokens (first, number, width) that cover `tokens` tokens from `start` on.
-fn groups(acts: &Activations, start: usize, tokens: usize) -> impl Iterator<Item = Group> {
-    let (all, group_max) = (acts.tokens(), acts.group_max());
-    (start..start + tokens).step_by(group_max).map(move |first| {
-        let (len, width) = group_at(first, all, group_max);
-        Group { first, len, width }
+/// Groups that cover `tokens` tokens from `start` on, for weights of `format`.
+fn groups(acts: &Activations, format: Format, start: usize, tokens: usize) -> impl Iterator<Item = Group> {
+    let copies = acts.copies(format.float_activations());
+    let (rows, group_max) = (acts.tokens() * copies, acts.group_max());
+    (start * copies..(start + tokens) * copies).step_by(group_max).map(move |first| {
+        let (len, width) = group_at(first, rows, group_max);
+        Group { first, token: first / copies, tokens: len / copies, copies, width }
     })
 }
 
+/// Rows of activations that are multiplied at once.
 #[derive(Clone, Copy)]
 struct Group {
+    /// First row.
     first: usize,
-    len: usize,
+    /// Token of the first row.
+    token: usize,
+    /// Tokens.
+    tokens: usize,
+    /// Rows of each token; their products are added.
+    copies: usize,
+    /// Rows, rounded up to a power of two.
     width: usize,
+}
+
+impl Group {
+    /// The product of token `t` of this group, for lanes from `at` on.
+    #[inline(always)]
+    fn load<S: Simd>(&self, s: S, values: &[[f32; 16]; GROUP], t: usize, at: usize) -> S::F {
+        let mut y = s.f_load(&values[t * self.copies][at..]);
+        if self.copies == 2 {
+            y = s.f_add(y, s.f_load(&values[t * 2 + 1][at..]));
+        }
+        y
+    }
 }
 
 /// The outputs of one panel for one group of tokens.
@@ -215,10 +239,10 @@ impl Op for Emit<'_, '_> {
     type Out = ();
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
-        for (t, values) in self.values[..self.group.len].iter().enumerate() {
-            let out = &mut self.cell.row(self.group.first - self.row + t)[self.col..self.col + PANEL_ROWS];
+        for t in 0..self.group.tokens {
+            let out = &mut self.cell.row(self.group.token - self.row + t)[self.col..self.col + PANEL_ROWS];
             for at in (0..PANEL_ROWS).step_by(S::LANES) {
-                let mut y = s.f_add(s.f_load(&values[at..]), s.f_load(&self.bias[at..]));
+                let mut y = s.f_add(self.group.load(s, self.values, t, at), s.f_load(&self.bias[at..]));
                 if self.output == Output::Add {
                     y = s.f_add(s.f_load(&out[at..]), y);
                 }
@@ -242,11 +266,11 @@ impl Op for EmitGated<'_, '_> {
     type Out = ();
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
-        for t in 0..self.group.len {
-            let out = &mut self.cell.row(self.group.first - self.row + t)[self.col..self.col + PANEL_ROWS];
+        for t in 0..self.group.tokens {
+            let out = &mut self.cell.row(self.group.token - self.row + t)[self.col..self.col + PANEL_ROWS];
             for at in (0..PANEL_ROWS).step_by(S::LANES) {
-                let g = s.f_add(s.f_load(&self.gates.0[t][at..]), s.f_load(&self.gates.1[at..]));
-                let up = s.f_add(s.f_load(&self.ups.0[t][at..]), s.f_load(&self.ups.1[at..]));
+                let g = s.f_add(self.group.load(s, self.gates.0, t, at), s.f_load(&self.gates.1[at..]));
+                let up = s.f_add(self.group.load(s, self.ups.0, t, at), s.f_load(&self.ups.1[at..]));
                 s.f_store(s.f_mul(gate(s, self.function, g), up), &mut out[at..]);
             }
         }
@@ -308,22 +332,21 @@ impl<Q: Quant, const G: usize> Op for Tile<'_, Q, G> {
 #[inline(always)]
 fn accumulate<Q: Quant, S: Simd, const G: usize>(s: S, sub: &Sub<S>, x: &[[u32; G]], acc: &mut [S::F; G]) {
     for t in 0..G {
-        let scale = float::<S, G>(s, x, SCALE, t);
+        let low = s.v_to_f(s.dot(start::<Q, S, G>(s, x, NEG_SUM_LOW, t), &sub.w, 0..4, x, t, Q::BITS));
+        let high = s.v_to_f(s.dot(start::<Q, S, G>(s, x, NEG_SUM_HIGH, t), &sub.w, 4..8, x, t, Q::BITS));
+        let (low_scale, high_scale) = (float::<S, G>(s, x, SCALE_LOW, t), float::<S, G>(s, x, SCALE_HIGH, t));
         if Q::HALVES {
-            let low = s.dot(start::<Q, S, G>(s, x, NEG_SUM_LOW, t), &sub.w, 0..4, x, t, Q::BITS);
-            let high = s.dot(start::<Q, S, G>(s, x, NEG_SUM_HIGH, t), &sub.w, 4..8, x, t, Q::BITS);
-            let mut sum = s.f_fma(s.v_to_f(high), sub.scale_high, s.f_mul(s.v_to_f(low), sub.scale));
+            acc[t] = s.f_fma(s.f_mul(low, sub.scale), low_scale, acc[t]);
+            acc[t] = s.f_fma(s.f_mul(high, sub.scale_high), high_scale, acc[t]);
             if Q::MIN {
-                sum = s.f_fma(s.v_to_f(s.v_splat(x[NEG_SUM_LOW][t] as i32)), sub.min, sum);
-                sum = s.f_fma(s.v_to_f(s.v_splat(x[NEG_SUM_HIGH][t] as i32)), sub.min_high, sum);
+                acc[t] = s.f_fma(sub.min, float::<S, G>(s, x, SUM_LOW, t), acc[t]);
+                acc[t] = s.f_fma(sub.min_high, float::<S, G>(s, x, SUM_HIGH, t), acc[t]);
             }
-            acc[t] = s.f_fma(sum, scale, acc[t]);
         } else {
-            let dot = s.dot(start::<Q, S, G>(s, x, NEG_SUM, t), &sub.w, 0..8, x, t, Q::BITS);
-            acc[t] = s.f_fma(s.f_mul(s.v_to_f(dot), scale), sub.scale, acc[t]);
-        }
-        if Q::MIN && !Q::HALVES {
-            acc[t] = s.f_fma(sub.min, float::<S, G>(s, x, SCALED_SUM, t), acc[t]);
+            acc[t] = s.f_fma(s.f_fma(high, high_scale, s.f_mul(low, low_scale)), sub.scale, acc[t]);
+            if Q::MIN {
+                acc[t] = s.f_fma(sub.min, float::<S, G>(s, x, SUM, t), acc[t]);
+            }
         }
     }
 }

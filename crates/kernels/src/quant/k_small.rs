@@ -48,7 +48,7 @@ impl Quant for Q2_K {
     type Head<S: Simd> = (S::F, S::F);
     #[inline(always)]
     fn head<S: Simd>(s: S, block: &[u8], h: usize) -> (S::F, S::F) {
-        (halves(s, block, h), halves(s, &block[32..], h))
+        (halves(s, block, h), s.f_sub(s.f_splat(0.0), halves(s, &block[32..], h)))
     }
     #[inline(always)]
     fn sub<S: Simd>(s: S, block: &[u8], h: usize, (d, dmin): (S::F, S::F), j: usize) -> Sub<S> {

@@ -176,9 +176,9 @@ pub(crate) struct Sub<S: Simd> {
     pub(crate) scale: S::F,
     /// Scale of the last 16 columns (where `HALVES`).
     pub(crate) scale_high: S::F,
-    /// Minimum, to be added (where `MIN`); where `HALVES` too, to be subtracted from the first 16 columns.
+    /// Minimum, to be added (where `MIN`), to the first 16 columns where `HALVES` too.
     pub(crate) min: S::F,
-    /// To be subtracted from the last 16 columns (where `MIN` and `HALVES`).
+    /// Minimum of the last 16 columns (where `MIN` and `HALVES`).
     pub(crate) min_high: S::F,
 }
 
@@ -236,7 +236,7 @@ pub(crate) fn unpack_quant_row<Q: Quant, S: Simd>(s: S, block: &[u8], lane: usiz
     for (j, out) in out.chunks_exact_mut(32).enumerate() {
         let sub = Q::sub(s, block, h, head, j);
         let scales = [pick(sub.scale), pick(if Q::HALVES { sub.scale_high } else { sub.scale })];
-        let mins = if Q::MIN && Q::HALVES { [-pick(sub.min), -pick(sub.min_high)] } else { [pick(sub.min); 2] };
+        let mins = [pick(sub.min), pick(if Q::HALVES { sub.min_high } else { sub.min })];
         for (i, out) in out.iter_mut().enumerate() {
             // Byte `i % 4` of each word, as an integer that a float holds exactly.
             let q = s.v_and(s.v_shr(sub.w[i / 4], 8 * (i as u32 % 4)), s.v_splat(255));
