@@ -1,4 +1,5 @@
 //! Runs the program as a user would.
+#![allow(dead_code, reason = "each suite uses a part of it")]
 
 use std::fs::{self, File};
 use std::io::Write;

@@ -1,7 +1,7 @@
 //! Activations, made ready for the matrix products: quantized to 8 bits with a scale per 16 columns, or as floats.
 //!
 //! Each token is quantized by itself, so batch neighbours cannot matter. Tokens are interleaved in groups of G (1, 2, 4,
-//! 8 or 16: as many as an instruction set has accumulators for). For each 32 columns a group holds [`BLOCK_WORDS`] rows
+//! 8 or 16: as many as an instruction set has accumulators for). For each 32 columns a group holds `BLOCK_WORDS` rows
 //! of G words: eight with four columns each, then what the constants below name, for the first 16 columns (low) and the
 //! last 16 (high). The layout depends on the instruction set, the results do not.
 //!
@@ -91,7 +91,8 @@ impl Activations {
     pub(crate) fn group(&self, start: usize, floats: bool) -> &[u32] {
         let (_, width) = group_at(start, self.tokens * self.copies(floats), self.group_max);
         let per_token = if floats { self.cols } else { self.cols / 32 * BLOCK_WORDS };
-        let (buffer, ready) = if floats { (&self.floats, self.has_floats) } else { (&self.quantized, self.has_quantized) };
+        let (buffer, ready) =
+            if floats { (&self.floats, self.has_floats) } else { (&self.quantized, self.has_quantized) };
         assert!(ready, "the activations were not prepared for this format");
         &buffer[start * per_token..(start + width) * per_token]
     }
@@ -111,8 +112,15 @@ impl Activations {
         forms: Forms,
         precision: Precision,
     ) {
-        assert!(!forms.quantized || cols.is_multiple_of(32), "quantized products need columns in multiples of 32, not {cols}");
-        assert!(tokens == 0 || (tokens - 1) * stride + cols <= x.len(), "{tokens} rows of {cols} in {} values", x.len());
+        assert!(
+            !forms.quantized || cols.is_multiple_of(32),
+            "quantized products need columns in multiples of 32, not {cols}"
+        );
+        assert!(
+            tokens == 0 || (tokens - 1) * stride + cols <= x.len(),
+            "{tokens} rows of {cols} in {} values",
+            x.len()
+        );
         (self.tokens, self.cols, self.group_max) = (tokens, cols, level.run(GroupMax));
         // A group of one row (an instruction set with few registers never has that) could not hold a token's two.
         self.copies = if precision == Precision::Double && self.group_max > 1 { 2 } else { 1 };
@@ -124,7 +132,15 @@ impl Activations {
         }
     }
 
-    fn fill_form(&mut self, pool: &mut Pool, level: Level, x: &[f32], stride: usize, norm: Option<Norm<'_>>, floats: bool) {
+    fn fill_form(
+        &mut self,
+        pool: &mut Pool,
+        level: Level,
+        x: &[f32],
+        stride: usize,
+        norm: Option<Norm<'_>>,
+        floats: bool,
+    ) {
         let (cols, group_max, copies) = (self.cols, self.group_max, self.copies(floats));
         let rows = self.tokens * copies;
         let per_row = if floats { cols } else { cols / 32 * BLOCK_WORDS };

@@ -122,7 +122,11 @@ pub fn attention(
     out: &mut [f32],
     scratch: &mut Scratch,
 ) {
-    assert!(shape.head_len.is_multiple_of(16) && shape.head_len <= HEAD_LEN_MAX && shape.heads.is_multiple_of(shape.heads_kv));
+    assert!(
+        shape.head_len.is_multiple_of(16)
+            && shape.head_len <= HEAD_LEN_MAX
+            && shape.heads.is_multiple_of(shape.heads_kv)
+    );
     let group = shape.heads / shape.heads_kv;
     let row_len = shape.heads * shape.head_len;
     let first_visible = shape.window.map_or(0, |w| (position + 1).saturating_sub(w));
@@ -146,7 +150,13 @@ pub fn attention(
         let partial = &scratch.partial[..needed];
         pool.run_chunks(&mut out[..row_len], shape.head_len, |head, out| {
             let (head_kv, g) = (head / group, head % group);
-            level.run(Merge { partial, first: head_kv * n * piece + g * (shape.head_len + 2), step: piece, splits: n, out });
+            level.run(Merge {
+                partial,
+                first: head_kv * n * piece + g * (shape.head_len + 2),
+                step: piece,
+                splits: n,
+                out,
+            });
         });
         return;
     }

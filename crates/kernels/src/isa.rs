@@ -1,7 +1,7 @@
 //! Which instruction sets this machine has, and running an [`Op`] with one of them.
 //!
 //! Invariants:
-//! 1. An [`Isa`] other than `Scalar` reaches [`Isa::run`] only as the field of a [`Level`], and a `Level` is only made
+//! 1. An [`Isa`] other than `Scalar` reaches [`Level::run`] only as the field of a [`Level`], and a `Level` is only made
 //!    by [`Level::new`], which checks [`Isa::available`].
 #![allow(unsafe_code)]
 
@@ -122,8 +122,8 @@ impl Level {
         };
         match self.isa {
             Isa::Scalar => op.run(Scalar),
-            // SAFETY (each): invariant 1.
             #[cfg(target_arch = "x86_64")]
+            // SAFETY: invariant 1.
             Isa::Avx2 => unsafe { Avx2::<PLAIN>::new() }.run(op),
             #[cfg(target_arch = "x86_64")]
             // SAFETY: invariant 1; `vex` was detected in `Level::new`.

@@ -84,12 +84,8 @@ pub fn matmul(
     }
     let panel_bytes = matrices.iter().map(|m| m.panels.len()).sum::<usize>() / (row_len / PANEL_ROWS).max(1);
     let panels = task_panels(row_len / PANEL_ROWS, panel_bytes, acts.tokens(), pool.threads());
-    let shape = GridShape {
-        rows: acts.tokens(),
-        row_len,
-        cell_rows: tile_tokens(acts),
-        cell_cols: panels * PANEL_ROWS,
-    };
+    let shape =
+        GridShape { rows: acts.tokens(), row_len, cell_rows: tile_tokens(acts), cell_cols: panels * PANEL_ROWS };
     pool.run_grid(out, shape, |row, col, cell| {
         let width = cell.row(0).len();
         for c in (0..width).step_by(PANEL_ROWS) {
@@ -127,12 +123,8 @@ pub fn matmul_gated(
     let row_len = gate_matrix.padded_rows();
     let panel_bytes = (gate_matrix.panels.len() + up_matrix.panels.len()) / (row_len / PANEL_ROWS).max(1);
     let panels = task_panels(row_len / PANEL_ROWS, panel_bytes, acts.tokens(), pool.threads());
-    let shape = GridShape {
-        rows: acts.tokens(),
-        row_len,
-        cell_rows: tile_tokens(acts),
-        cell_cols: panels * PANEL_ROWS,
-    };
+    let shape =
+        GridShape { rows: acts.tokens(), row_len, cell_rows: tile_tokens(acts), cell_cols: panels * PANEL_ROWS };
     pool.run_grid(out, shape, |row, col, cell| {
         let width = cell.row(0).len();
         for c in (0..width).step_by(PANEL_ROWS) {

@@ -9,7 +9,7 @@
 //!    requires an open region; the caller closes the region and waits for the count to be 0 before `run` returns.
 //!    So while a helper is inside, the caller's stack frame, and with it the job, is alive.
 //! 2. `job` is written only by the caller of `run`, which holds `&mut Pool`, while the region is closed and empty.
-//! 3. A [`Grid`] hands each task index out once per region, and the cells of different indices do not overlap.
+//! 3. A region hands each task index out once, and the cells of different indices do not overlap.
 #![allow(unsafe_code)]
 
 use std::cell::UnsafeCell;
@@ -219,7 +219,8 @@ fn help(shared: &Shared, index: usize) {
 /// Works inside a region that this helper has entered.
 fn work(shared: &Shared) {
     // SAFETY: invariants 1 and 2: we are inside, so the job is set and alive.
-    let (job, caller) = unsafe { (&*(*shared.job.get()).expect("an open region has a job"), (*shared.caller.get()).clone()) };
+    let (job, caller) =
+        unsafe { (&*(*shared.job.get()).expect("an open region has a job"), (*shared.caller.get()).clone()) };
     let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
         while let Some(i) = shared.take() {
             job(i);

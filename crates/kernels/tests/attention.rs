@@ -14,7 +14,14 @@ struct Case {
     tokens: usize,
 }
 
-fn case(heads: usize, heads_kv: usize, head_len: usize, window: Option<usize>, cap: Option<f32>, tokens: usize) -> Case {
+fn case(
+    heads: usize,
+    heads_kv: usize,
+    head_len: usize,
+    window: Option<usize>,
+    cap: Option<f32>,
+    tokens: usize,
+) -> Case {
     let mut rng = Rng::new((heads * 1000 + head_len + tokens) as u64);
     let shape = Shape { heads, heads_kv, head_len, scale: 1.0 / (head_len as f32).sqrt(), window, soft_cap: cap };
     Case {

@@ -79,8 +79,7 @@ struct Case {
 fn product(case: &Case, level: Level, threads: usize, chunk: usize, precision: Precision) -> Vec<u32> {
     let mut pool = Pool::new(threads);
     let mut acts = Activations::default();
-    let matrix =
-        Matrix { format: case.format, rows: ROWS, cols: COLS, panels: &case.panels, bias: Some(&case.bias) };
+    let matrix = Matrix { format: case.format, rows: ROWS, cols: COLS, panels: &case.panels, bias: Some(&case.bias) };
     let mut all = Vec::new();
     for x in case.x.chunks(chunk * COLS) {
         let n = x.len() / COLS;
@@ -182,7 +181,11 @@ fn gated_products_and_norms_give_the_same_bits_everywhere() {
             let want = run(Level::new(Isa::Scalar).expect("always there"), 1, 1);
             assert!(want.iter().any(|&b| b != 0));
             for level in levels() {
-                assert!(run(level, 2, 19) == want && run(level, 1, 5) == want, "{format:?} {function:?} {}", level.isa());
+                assert!(
+                    run(level, 2, 19) == want && run(level, 1, 5) == want,
+                    "{format:?} {function:?} {}",
+                    level.isa()
+                );
             }
         }
     }

@@ -30,7 +30,12 @@ impl Region {
         let len = len.max(1).next_multiple_of(if len >= HUGE_PAGE_BYTES { HUGE_PAGE_BYTES } else { 4096 });
         // SAFETY: a fresh mapping at an address of the system's choice replaces nothing.
         let base = unsafe {
-            mmap_anonymous(std::ptr::null_mut(), len, ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE | MapFlags::NORESERVE)
+            mmap_anonymous(
+                std::ptr::null_mut(),
+                len,
+                ProtFlags::READ | ProtFlags::WRITE,
+                MapFlags::PRIVATE | MapFlags::NORESERVE,
+            )
         }
         .map_err(|e| Error::Map { len_bytes: len, source: e.into() })?;
         let region = Region { base, len };

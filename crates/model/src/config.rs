@@ -137,7 +137,11 @@ impl Config {
         let heads = keys.count("attention.head_count", 1..=1024)?;
         let heads_kv = keys.count_or("attention.head_count_kv", heads, 1..=1024)?;
         if !heads.is_multiple_of(heads_kv) {
-            return Err(keys.bad("attention.head_count_kv", heads_kv, &format!("it must divide the {heads} query heads")));
+            return Err(keys.bad(
+                "attention.head_count_kv",
+                heads_kv,
+                &format!("it must divide the {heads} query heads"),
+            ));
         }
         let head_len = keys.count_or("attention.key_length", embedding_len / heads, 1..=HEAD_LEN_MAX)?;
         if keys.count_or("attention.value_length", head_len, 1..=HEAD_LEN_MAX)? != head_len {
@@ -238,7 +242,11 @@ impl Keys<'_> {
             None => Ok(default),
             Some(_) => {
                 let value = self.metadata.f32(&key).ok_or(Error::Key(key))?;
-                if value.is_finite() && value > 0.0 { Ok(value) } else { Err(self.bad(name, value, "it must be positive")) }
+                if value.is_finite() && value > 0.0 {
+                    Ok(value)
+                } else {
+                    Err(self.bad(name, value, "it must be positive"))
+                }
             }
         }
     }

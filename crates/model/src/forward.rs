@@ -104,7 +104,17 @@ impl Forward<'_> {
         let output = self.weights.matrix(self.weights.output());
         let norm = Norm { weight: &self.weights.output_norm, epsilon: self.config.norm_epsilon };
         let s = &mut *self.scratch;
-        s.acts.fill(self.pool, self.level, &s.x, width, width, rows, Some(norm), Forms::of([output.format]), Precision::Single);
+        s.acts.fill(
+            self.pool,
+            self.level,
+            &s.x,
+            width,
+            width,
+            rows,
+            Some(norm),
+            Forms::of([output.format]),
+            Precision::Single,
+        );
         let logits = grow(&mut s.logits, rows * output.padded_rows());
         matmul(self.pool, self.level, &[output], &s.acts, logits, Output::Store);
         if let Some(cap) = self.config.logit_cap {
@@ -135,7 +145,17 @@ impl Forward<'_> {
         let matrices = [&layer.q, &layer.k, &layer.v].map(|w: &Weight| self.weights.matrix(w));
         let norm = Norm { weight: &layer.attention_norm, epsilon: c.norm_epsilon };
         let width = c.embedding_len;
-        s.acts.fill(self.pool, level, &s.x, width, width, n, Some(norm), Forms::of(matrices.map(|m| m.format)), Precision::Double);
+        s.acts.fill(
+            self.pool,
+            level,
+            &s.x,
+            width,
+            width,
+            n,
+            Some(norm),
+            Forms::of(matrices.map(|m| m.format)),
+            Precision::Double,
+        );
         let (q_len, kv_len) = (c.heads * c.head_len, c.heads_kv * c.head_len);
         let row_len = q_len + 2 * kv_len;
         let qkv = grow(&mut s.qkv, n * row_len);
@@ -197,7 +217,17 @@ impl Forward<'_> {
         let q_len = self.config.heads * self.config.head_len;
         let matrix = self.weights.matrix(&layer.attention_out);
         let s = &mut *self.scratch;
-        s.acts.fill(self.pool, self.level, &s.attended, q_len, q_len, n, None, Forms::of([matrix.format]), Precision::Single);
+        s.acts.fill(
+            self.pool,
+            self.level,
+            &s.attended,
+            q_len,
+            q_len,
+            n,
+            None,
+            Forms::of([matrix.format]),
+            Precision::Single,
+        );
         self.add_part(matrix, layer.attention_post_norm.as_deref(), n);
     }
 
@@ -207,11 +237,31 @@ impl Forward<'_> {
             (self.weights.matrix(&layer.gate), self.weights.matrix(&layer.up), self.weights.matrix(&layer.down));
         let norm = Norm { weight: &layer.ffn_norm, epsilon: c.norm_epsilon };
         let (width, s) = (c.embedding_len, &mut *self.scratch);
-        s.acts.fill(self.pool, level, &s.x, width, width, n, Some(norm), Forms::of([gate.format, up.format]), Precision::Single);
+        s.acts.fill(
+            self.pool,
+            level,
+            &s.x,
+            width,
+            width,
+            n,
+            Some(norm),
+            Forms::of([gate.format, up.format]),
+            Precision::Single,
+        );
         let row_len = gate.padded_rows();
         let middle = grow(&mut s.middle, n * row_len);
         matmul_gated(self.pool, level, &gate, &up, self.family.gate, &s.acts, middle);
-        s.acts.fill(self.pool, level, middle, row_len, c.feed_forward_len, n, None, Forms::of([down.format]), Precision::Single);
+        s.acts.fill(
+            self.pool,
+            level,
+            middle,
+            row_len,
+            c.feed_forward_len,
+            n,
+            None,
+            Forms::of([down.format]),
+            Precision::Single,
+        );
         self.add_part(down, layer.ffn_post_norm.as_deref(), n);
     }
 

@@ -243,7 +243,13 @@ impl Loader<'_> {
 
     /// Reads `{name}.weight` and packs it. With `rope_heads` = (head length, rotated values), the rotated rows of each
     /// head are reordered from neighbours to halves.
-    fn matrix(&mut self, name: &str, rows: usize, cols: usize, rope_heads: Option<(usize, usize)>) -> Result<Weight, Error> {
+    fn matrix(
+        &mut self,
+        name: &str,
+        rows: usize,
+        cols: usize,
+        rope_heads: Option<(usize, usize)>,
+    ) -> Result<Weight, Error> {
         let name = format!("{name}.weight");
         let tensor = self.find(&name, &[cols as u64, rows as u64])?;
         let format = format_of(tensor.ty).ok_or_else(|| Error::Format { name: name.clone(), ty: tensor.ty })?;

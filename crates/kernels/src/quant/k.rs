@@ -75,7 +75,7 @@ impl Quant for Q4_K {
         let mut w = [mask; 8];
         for (i, w) in w.iter_mut().enumerate() {
             let v = s.v_load(&q[64 * i + 4 * S::LANES * h..]);
-            *w = s.v_and(if j % 2 == 0 { v } else { s.v_shr(v, 4) }, mask);
+            *w = s.v_and(if j.is_multiple_of(2) { v } else { s.v_shr(v, 4) }, mask);
         }
         Sub { min, ..Sub::new(s, w, scale) }
     }
@@ -121,7 +121,7 @@ impl Quant for Q5_K {
         for (i, w) in w.iter_mut().enumerate() {
             let at = 64 * i + 4 * S::LANES * h;
             let (v, bits) = (s.v_load(&q[at..]), s.v_load(&high[at..]));
-            let low = s.v_and(if j % 2 == 0 { v } else { s.v_shr(v, 4) }, mask);
+            let low = s.v_and(if j.is_multiple_of(2) { v } else { s.v_shr(v, 4) }, mask);
             let bits = if j < 4 { s.v_shl(bits, 4 - j as u32) } else { s.v_shr(bits, j as u32 - 4) };
             *w = s.v_and_or(bits, fifth, low);
         }

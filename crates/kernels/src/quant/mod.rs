@@ -5,11 +5,11 @@
 //! vector holds four consecutive columns of all rows. Source of the block layouts: ggml-common.h.
 
 mod float;
+mod k;
+mod k_small;
 mod q4;
 mod q5;
 mod q8;
-mod k;
-mod k_small;
 mod table;
 
 pub(crate) use float::{Bf16, F16, F32, FloatRow};
@@ -25,6 +25,7 @@ use crate::isa::Level;
 use crate::simd::{Op, Simd};
 
 /// Runs `$e` with `$q` standing for the type of a format whose activations are quantized, `$other` for the rest.
+#[rustfmt::skip] // One line for each format.
 macro_rules! with_quant {
     ($format:expr, $q:ident => $e:expr, _ => $other:expr) => {{
         use $crate::quant;
@@ -135,7 +136,6 @@ impl Format {
     }
 }
 
-
 /// A format's block and how 16 of them make a panel block.
 pub(crate) trait Packed: 'static {
     /// Values in a block of one row.
@@ -193,7 +193,9 @@ impl<S: Simd> Sub<S> {
 
 fn pack_panel<Q: Packed>(rows: &[&[u8]], panel: &mut [u8]) {
     let row_bytes = panel.len() / PANEL_ROWS;
-    assert!(rows.len() <= PANEL_ROWS && row_bytes.is_multiple_of(Q::BYTES) && rows.iter().all(|r| r.len() == row_bytes));
+    assert!(
+        rows.len() <= PANEL_ROWS && row_bytes.is_multiple_of(Q::BYTES) && rows.iter().all(|r| r.len() == row_bytes)
+    );
     // Missing rows have zero scales; a whole row of the longest block serves them all.
     const ZEROS: [u8; 256] = [0; 256];
     for (b, out) in panel.chunks_exact_mut(PANEL_ROWS * Q::BYTES).enumerate() {

@@ -1,7 +1,7 @@
 //! AVX2 with FMA and F16C, 8 lanes; with [`VEX`] or [`EVEX`], the 256-bit VNNI instruction too.
 //!
 //! Invariants:
-//! 1. A value of [`Avx2`] exists only where its instructions were detected: [`Avx2::new`] is unsafe and says so.
+//! 1. A value of [`Avx2`] exists only where its instructions were detected: `Avx2::new` is unsafe and says so.
 //! 2. Loads and stores check the length of their slice before they touch memory.
 #![allow(unsafe_code)]
 
@@ -104,9 +104,7 @@ impl<const VNNI: u8> Simd for Avx2<VNNI> {
     #[inline(always)]
     fn f_load_bf16(self, from: &[u8]) -> __m256 {
         let from = &from[..2 * N];
-        isa!(_mm256_castsi256_ps(_mm256_slli_epi32::<16>(_mm256_cvtepu16_epi32(_mm_loadu_si128(
-            from.as_ptr().cast()
-        )))))
+        isa!(_mm256_castsi256_ps(_mm256_slli_epi32::<16>(_mm256_cvtepu16_epi32(_mm_loadu_si128(from.as_ptr().cast())))))
     }
     #[inline(always)]
     fn f_add(self, a: __m256, b: __m256) -> __m256 {

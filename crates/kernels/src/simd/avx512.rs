@@ -1,7 +1,7 @@
 //! AVX-512 F, BW, DQ, VL and VNNI: a panel's 16 rows are the 16 lanes.
 //!
 //! Invariants:
-//! 1. A value of [`Avx512`] exists only where `Isa::Avx512` was detected: [`Avx512::new`] is unsafe and says so.
+//! 1. A value of [`Avx512`] exists only where `Isa::Avx512` was detected: `Avx512::new` is unsafe and says so.
 //! 2. Loads and stores check the length of their slice before they touch memory.
 #![allow(unsafe_code)]
 
