@@ -264,40 +264,43 @@ fn quantize_block<S: Simd>(
     row: usize,
     copies: usize,
 ) {
+    let zero = s.f_splat(0.0);
+    let parts = 16 / S::LANES;
     let mut sums = [[0.0; 2]; 2];
     for half in 0..2 {
-        let from = 16 * half;
-        let mut values = [0.0f32; 16];
-        let mut largest = s.f_splat(0.0);
-        for at in (0..16).step_by(S::LANES) {
-            let mut v = s.f_load(&x[from + at..]);
+        // As many vectors as 16 columns take; the rest of the array is not used.
+        let mut values = [zero; 4];
+        let mut largest = zero;
+        for h in 0..parts {
+            let at = 16 * half + h * S::LANES;
+            let mut v = s.f_load(&x[at..]);
             if let Some((weight, scale)) = norm {
-                v = s.f_mul(s.f_mul(v, s.f_splat(scale)), s.f_load(&weight[from + at..]));
+                v = s.f_mul(s.f_mul(v, s.f_splat(scale)), s.f_load(&weight[at..]));
             }
-            s.f_store(v, &mut values[at..]);
+            values[h] = v;
             largest = s.f_max(s.f_abs(v), largest);
         }
         let largest = s.f_reduce_max(largest);
         let (mut scale, mut inverse) = (largest / 127.0, if largest > 0.0 { 127.0 / largest } else { 0.0 });
         for copy in 0..copies {
             let mut bytes = [0i8; 16];
-            for at in (0..16).step_by(S::LANES) {
-                let v = s.f_load(&values[at..]);
-                let q = s.f_round(s.f_mul(v, s.f_splat(inverse)));
-                s.f_store_i8(q, &mut bytes[at..]);
-                if copy + 1 < copies {
-                    s.f_store(s.f_fma(q, s.f_splat(-scale), v), &mut values[at..]);
-                }
+            let mut sum = zero;
+            for h in 0..parts {
+                let q = s.f_round(s.f_mul(values[h], s.f_splat(inverse)));
+                s.f_store_i8(q, &mut bytes[h * S::LANES..]);
+                values[h] = s.f_fma(q, s.f_splat(-scale), values[h]);
+                sum = s.f_add(sum, q);
             }
-            let sum: i32 = bytes.iter().map(|&b| i32::from(b)).sum();
+            // Whole numbers: exact in any order.
+            let sum = s.f_reduce_add(sum);
             let t = row + copy;
             let (words, _) = bytes.as_chunks::<4>();
             for (i, word) in words.iter().enumerate() {
                 out[(4 * half + i) * width + t] = u32::from_le_bytes(word.map(|b| b as u8));
             }
-            sums[copy][half] = scale * sum as f32;
+            sums[copy][half] = scale * sum;
             out[(SCALE_LOW + half) * width + t] = scale.to_bits();
-            out[(NEG_SUM_LOW + half) * width + t] = -sum as u32;
+            out[(NEG_SUM_LOW + half) * width + t] = -(sum as i32) as u32;
             out[(SUM_LOW + half) * width + t] = sums[copy][half].to_bits();
             // The rest is at most half a step: 127 of its own.
             (scale, inverse) = (scale / 254.0, inverse * 254.0);

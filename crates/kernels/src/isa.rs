@@ -18,11 +18,15 @@ pub enum Isa {
     AvxVnni,
     /// AVX-512 F, BW, DQ, VL and VNNI.
     Avx512,
+    /// arm64 NEON.
+    Neon,
+    /// NEON with the dot product instructions.
+    NeonDot,
 }
 
 impl Isa {
     /// Every level, from the definition to the fastest.
-    pub const ALL: &[Isa] = &[Isa::Scalar, Isa::Avx2, Isa::AvxVnni, Isa::Avx512];
+    pub const ALL: &[Isa] = &[Isa::Scalar, Isa::Avx2, Isa::AvxVnni, Isa::Avx512, Isa::Neon, Isa::NeonDot];
 
     /// Name as `AIRS_ISA` spells it.
     pub fn name(self) -> &'static str {
@@ -31,6 +35,8 @@ impl Isa {
             Isa::Avx2 => "avx2",
             Isa::AvxVnni => "avxvnni",
             Isa::Avx512 => "avx512",
+            Isa::Neon => "neon",
+            Isa::NeonDot => "neondot",
         }
     }
 
@@ -49,7 +55,11 @@ impl Isa {
             Isa::AvxVnni => has_avx2() && (is_x86_feature_detected!("avxvnni") || has_avx512()),
             #[cfg(target_arch = "x86_64")]
             Isa::Avx512 => has_avx2() && has_avx512(),
-            #[cfg(not(target_arch = "x86_64"))]
+            #[cfg(target_arch = "aarch64")]
+            Isa::Neon => is_aarch64_feature_detected!("neon"),
+            #[cfg(target_arch = "aarch64")]
+            Isa::NeonDot => is_aarch64_feature_detected!("neon") && is_aarch64_feature_detected!("dotprod"),
+            // Levels of other processors.
             _ => false,
         }
     }
@@ -65,6 +75,9 @@ impl std::fmt::Display for Isa {
         f.write_str(self.name())
     }
 }
+
+#[cfg(target_arch = "aarch64")]
+use std::arch::is_aarch64_feature_detected;
 
 #[cfg(target_arch = "x86_64")]
 fn has_avx2() -> bool {
@@ -120,6 +133,8 @@ impl Level {
             avx2::{Avx2, EVEX, PLAIN, VEX},
             avx512::Avx512,
         };
+        #[cfg(target_arch = "aarch64")]
+        use crate::simd::neon::Neon;
         match self.isa {
             Isa::Scalar => op.run(Scalar),
             #[cfg(target_arch = "x86_64")]
@@ -134,7 +149,13 @@ impl Level {
             #[cfg(target_arch = "x86_64")]
             // SAFETY: invariant 1.
             Isa::Avx512 => unsafe { Avx512::new() }.run(op),
-            #[cfg(not(target_arch = "x86_64"))]
+            #[cfg(target_arch = "aarch64")]
+            // SAFETY: invariant 1.
+            Isa::Neon => unsafe { Neon::<false>::new() }.run(op),
+            #[cfg(target_arch = "aarch64")]
+            // SAFETY: invariant 1.
+            Isa::NeonDot => unsafe { Neon::<true>::new() }.run(op),
+            // Levels of other processors: never made.
             _ => op.run(Scalar),
         }
     }

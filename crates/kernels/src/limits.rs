@@ -9,9 +9,9 @@ use std::time::{Duration, Instant};
 /// How long one measurement runs at least.
 const MEASURE: Duration = Duration::from_millis(200);
 
-/// Bytes per second that the pool's threads read from a buffer far larger than the caches, in order.
-pub fn read_bytes_per_second(pool: &mut Pool, level: Level) -> f64 {
-    let buffer = vec![1u8; 512 << 20];
+/// Bytes per second that the pool's threads read from `buffer`, in order. It should be far larger than the caches, and lie
+/// in the same kind of pages as weights do.
+pub fn read_bytes_per_second(pool: &mut Pool, level: Level, buffer: &[u8]) -> f64 {
     const CHUNK: usize = 1 << 20;
     best(|| {
         pool.run(buffer.len() / CHUNK, |i| {
@@ -82,7 +82,8 @@ impl Op for Dots {
         for (i, w) in w.iter_mut().enumerate() {
             *w = s.v_splat(black_box(self.seed.wrapping_add(i as u32) & 0x0f0f_0f0f) as i32);
         }
-        let x: [[u32; 16]; 8] = black_box(std::array::from_fn(|i| std::array::from_fn(|t| (i * t) as u32 & 0x0303_0303)));
+        let x: [[u32; 16]; 8] =
+            black_box(std::array::from_fn(|i| std::array::from_fn(|t| (i * t) as u32 & 0x0303_0303)));
         let parts = 16 / S::LANES;
         let mut acc = [s.v_splat(0); 16];
         for _ in 0..self.rounds * parts {

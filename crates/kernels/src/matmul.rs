@@ -16,6 +16,7 @@ use crate::quant::{FloatRow, Format, Quant, Sub, with_quant};
 use crate::simd::{Op, Simd};
 use crate::threads::{Cell, GridShape, Pool};
 use std::marker::PhantomData;
+use std::ops::Range;
 
 /// A weight matrix in panels.
 #[derive(Debug, Clone, Copy)]
@@ -38,9 +39,17 @@ impl Matrix<'_> {
         self.rows.next_multiple_of(PANEL_ROWS)
     }
 
-    fn panel(&self, index: usize) -> &[u8] {
-        let len = self.panels.len() / self.rows.div_ceil(PANEL_ROWS);
-        &self.panels[index * len..(index + 1) * len]
+    fn panel_bytes(&self) -> usize {
+        self.panels.len() / self.rows.div_ceil(PANEL_ROWS)
+    }
+
+    /// The biases of a panel's rows; those that fill up the last panel have none.
+    fn panel_bias(&self, panel: usize) -> Option<[f32; PANEL_ROWS]> {
+        let bias = &self.bias?[panel * PANEL_ROWS..];
+        let mut out = [0.0; PANEL_ROWS];
+        let n = PANEL_ROWS.min(bias.len());
+        out[..n].copy_from_slice(&bias[..n]);
+        Some(out)
     }
 }
 
@@ -88,19 +97,23 @@ pub fn matmul(
         GridShape { rows: acts.tokens(), row_len, cell_rows: tile_tokens(acts), cell_cols: panels * PANEL_ROWS };
     pool.run_grid(out, shape, |row, col, cell| {
         let width = cell.row(0).len();
-        for c in (0..width).step_by(PANEL_ROWS) {
+        let mut values = [[[0.0; 16]; GROUP]; PANELS];
+        let mut c = 0;
+        while c < width {
+            // Panels of one matrix, as many as are left of it in this cell.
             let (mut m, mut first) = (0, col + c);
             while first >= matrices[m].padded_rows() {
                 first -= matrices[m].padded_rows();
                 m += 1;
             }
             let matrix = &matrices[m];
-            let bias = bias(matrix, first);
-            let mut values = [[0.0; 16]; GROUP];
+            let n = ((matrix.padded_rows() - first).min(width - c) / PANEL_ROWS).min(PANELS);
+            let panels = first / PANEL_ROWS..first / PANEL_ROWS + n;
             for group in groups(acts, matrix.format, row, cell.rows()) {
-                product(level, matrix, first / PANEL_ROWS, acts, group, &mut values);
-                level.run(Emit { values: &values, group, row, col: c, bias: &bias, output, cell });
+                product(level, matrix, panels.clone(), acts, group, &mut values);
+                level.run(Emit { values: &values, matrix, panels: panels.clone(), group, row, col: c, output, cell });
             }
+            c += n * PANEL_ROWS;
         }
     });
 }
@@ -127,15 +140,15 @@ pub fn matmul_gated(
         GridShape { rows: acts.tokens(), row_len, cell_rows: tile_tokens(acts), cell_cols: panels * PANEL_ROWS };
     pool.run_grid(out, shape, |row, col, cell| {
         let width = cell.row(0).len();
-        for c in (0..width).step_by(PANEL_ROWS) {
-            let (gate_bias, up_bias) = (bias(gate_matrix, col + c), bias(up_matrix, col + c));
-            let panel = (col + c) / PANEL_ROWS;
-            let (mut gates, mut ups) = ([[0.0; 16]; GROUP], [[0.0; 16]; GROUP]);
+        let (mut gates, mut ups) = ([[[0.0; 16]; GROUP]; PANELS], [[[0.0; 16]; GROUP]; PANELS]);
+        for c in (0..width).step_by(PANELS * PANEL_ROWS) {
+            let first = (col + c) / PANEL_ROWS;
+            let panels = first..first + ((width - c) / PANEL_ROWS).min(PANELS);
             for group in groups(acts, gate_matrix.format, row, cell.rows()) {
-                product(level, gate_matrix, panel, acts, group, &mut gates);
-                product(level, up_matrix, panel, acts, group, &mut ups);
-                let (gates, ups) = ((&gates, &gate_bias), (&ups, &up_bias));
-                level.run(EmitGated { gates, ups, function, group, row, col: c, cell });
+                product(level, gate_matrix, panels.clone(), acts, group, &mut gates);
+                product(level, up_matrix, panels.clone(), acts, group, &mut ups);
+                let (gates, ups) = ((&gates, gate_matrix), (&ups, up_matrix));
+                level.run(EmitGated { gates, ups, panels: panels.clone(), function, group, row, col: c, cell });
             }
         }
     });
@@ -147,15 +160,8 @@ fn check(m: &Matrix<'_>, acts: &Activations) {
     assert_eq!(m.panels.len(), m.padded_rows() * row_bytes, "bytes of {} rows of {} {:?}", m.rows, m.cols, m.format);
 }
 
-fn bias(m: &Matrix<'_>, first: usize) -> [f32; PANEL_ROWS] {
-    let mut out = [0.0; PANEL_ROWS];
-    if let Some(bias) = m.bias {
-        let n = PANEL_ROWS.min(bias.len() - first);
-        out[..n].copy_from_slice(&bias[first..first + n]);
-    }
-    out
-}
-
+/// Panels that are multiplied in one go.
+const PANELS: usize = 4;
 /// Rows of the widest group.
 const GROUP: usize = 16;
 
@@ -187,42 +193,54 @@ struct Group {
 impl Group {
     /// The product of token `t` of this group, for lanes from `at` on.
     #[inline(always)]
-    fn load<S: Simd>(&self, s: S, values: &[[f32; 16]; GROUP], t: usize, at: usize) -> S::F {
+    fn load<S: Simd>(
+        &self,
+        s: S,
+        values: &[[f32; 16]; GROUP],
+        bias: Option<&[f32; 16]>,
+        t: usize,
+        at: usize,
+    ) -> S::F {
         let mut y = s.f_load(&values[t * self.copies][at..]);
         if self.copies == 2 {
             y = s.f_add(y, s.f_load(&values[t * 2 + 1][at..]));
         }
-        y
+        match bias {
+            Some(bias) => s.f_add(y, s.f_load(&bias[at..])),
+            None => y,
+        }
     }
 }
 
-/// The outputs of one panel for one group of tokens.
+/// The products of some panels with one group of rows: `out[panel][row]`.
 fn product(
     level: Level,
     matrix: &Matrix<'_>,
-    panel: usize,
+    panels: Range<usize>,
     acts: &Activations,
     group: Group,
-    out: &mut [[f32; 16]; GROUP],
+    out: &mut [[[f32; 16]; GROUP]; PANELS],
 ) {
-    let panel = matrix.panel(panel);
+    let panel_bytes = matrix.panel_bytes();
+    let weights = &matrix.panels[panels.start * panel_bytes..panels.end * panel_bytes];
     let words = acts.group(group.first, matrix.format.float_activations());
     match group.width {
-        1 => tile::<1>(level, matrix.format, panel, words, out),
-        2 => tile::<2>(level, matrix.format, panel, words, out),
-        4 => tile::<4>(level, matrix.format, panel, words, out),
-        8 => tile::<8>(level, matrix.format, panel, words, out),
-        _ => tile::<16>(level, matrix.format, panel, words, out),
+        1 => tile::<1>(level, matrix.format, weights, panel_bytes, words, out),
+        2 => tile::<2>(level, matrix.format, weights, panel_bytes, words, out),
+        4 => tile::<4>(level, matrix.format, weights, panel_bytes, words, out),
+        8 => tile::<8>(level, matrix.format, weights, panel_bytes, words, out),
+        _ => tile::<16>(level, matrix.format, weights, panel_bytes, words, out),
     }
 }
 
-/// Writes a group's outputs to columns `col..col + 16` of its rows in a cell that starts at token `row`.
+/// Writes a group's outputs, from column `col` of its rows on, in a cell that starts at token `row`.
 struct Emit<'a, 'c> {
-    values: &'a [[f32; 16]; GROUP],
+    values: &'a [[[f32; 16]; GROUP]; PANELS],
+    matrix: &'a Matrix<'a>,
+    panels: Range<usize>,
     group: Group,
     row: usize,
     col: usize,
-    bias: &'a [f32; 16],
     output: Output,
     cell: &'a mut Cell<'c, f32>,
 }
@@ -231,22 +249,29 @@ impl Op for Emit<'_, '_> {
     type Out = ();
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
-        for t in 0..self.group.tokens {
-            let out = &mut self.cell.row(self.group.token - self.row + t)[self.col..self.col + PANEL_ROWS];
-            for at in (0..PANEL_ROWS).step_by(S::LANES) {
-                let mut y = s.f_add(self.group.load(s, self.values, t, at), s.f_load(&self.bias[at..]));
-                if self.output == Output::Add {
-                    y = s.f_add(s.f_load(&out[at..]), y);
+        for (i, panel) in self.panels.enumerate() {
+            let bias = self.matrix.panel_bias(panel);
+            for t in 0..self.group.tokens {
+                let out = &mut self.cell.row(self.group.token - self.row + t)[self.col + i * PANEL_ROWS..][..PANEL_ROWS];
+                for at in (0..PANEL_ROWS).step_by(S::LANES) {
+                    let mut y = self.group.load(s, &self.values[i], bias.as_ref(), t, at);
+                    if self.output == Output::Add {
+                        y = s.f_add(s.f_load(&out[at..]), y);
+                    }
+                    s.f_store(y, &mut out[at..]);
                 }
-                s.f_store(y, &mut out[at..]);
             }
         }
     }
 }
 
+/// Products and their matrix.
+type Products<'a> = (&'a [[[f32; 16]; GROUP]; PANELS], &'a Matrix<'a>);
+
 struct EmitGated<'a, 'c> {
-    gates: (&'a [[f32; 16]; GROUP], &'a [f32; 16]),
-    ups: (&'a [[f32; 16]; GROUP], &'a [f32; 16]),
+    gates: Products<'a>,
+    ups: Products<'a>,
+    panels: Range<usize>,
     function: Gate,
     group: Group,
     row: usize,
@@ -258,36 +283,52 @@ impl Op for EmitGated<'_, '_> {
     type Out = ();
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
-        for t in 0..self.group.tokens {
-            let out = &mut self.cell.row(self.group.token - self.row + t)[self.col..self.col + PANEL_ROWS];
-            for at in (0..PANEL_ROWS).step_by(S::LANES) {
-                let g = s.f_add(self.group.load(s, self.gates.0, t, at), s.f_load(&self.gates.1[at..]));
-                let up = s.f_add(self.group.load(s, self.ups.0, t, at), s.f_load(&self.ups.1[at..]));
-                s.f_store(s.f_mul(gate(s, self.function, g), up), &mut out[at..]);
+        for (i, panel) in self.panels.enumerate() {
+            let (gate_bias, up_bias) = (self.gates.1.panel_bias(panel), self.ups.1.panel_bias(panel));
+            for t in 0..self.group.tokens {
+                let out = &mut self.cell.row(self.group.token - self.row + t)[self.col + i * PANEL_ROWS..][..PANEL_ROWS];
+                for at in (0..PANEL_ROWS).step_by(S::LANES) {
+                    let g = self.group.load(s, &self.gates.0[i], gate_bias.as_ref(), t, at);
+                    let up = self.group.load(s, &self.ups.0[i], up_bias.as_ref(), t, at);
+                    s.f_store(s.f_mul(gate(s, self.function, g), up), &mut out[at..]);
+                }
             }
         }
     }
 }
 
-fn tile<const G: usize>(level: Level, format: Format, panel: &[u8], acts: &[u32], out: &mut [[f32; 16]; GROUP]) {
+fn tile<const G: usize>(
+    level: Level,
+    format: Format,
+    panels: &[u8],
+    panel_bytes: usize,
+    acts: &[u32],
+    out: &mut [[[f32; 16]; GROUP]; PANELS],
+) {
     let (acts, _) = acts.as_chunks::<G>();
     macro_rules! float {
         ($q:ty) => {
-            level.run(FloatTile::<$q, G> { panel, acts, out, _format: PhantomData })
+            level.run(FloatTile::<$q, G> { panels, panel_bytes, acts, out, _format: PhantomData })
         };
     }
     match format {
         Format::F32 => float!(crate::quant::F32),
         Format::F16 => float!(crate::quant::F16),
         Format::BF16 => float!(crate::quant::Bf16),
-        _ => with_quant!(format, Q => level.run(Tile::<Q, G> { panel, acts, out, _format: PhantomData }), _ => ()),
+        _ => with_quant!(
+            format,
+            Q => level.run(Tile::<Q, G> { panels, panel_bytes, acts, out, _format: PhantomData }),
+            _ => ()
+        ),
     }
 }
 
+/// Products of panels of a quantized format with G rows of activations.
 struct Tile<'a, Q, const G: usize> {
-    panel: &'a [u8],
+    panels: &'a [u8],
+    panel_bytes: usize,
     acts: &'a [[u32; G]],
-    out: &'a mut [[f32; 16]; GROUP],
+    out: &'a mut [[[f32; 16]; GROUP]; PANELS],
     _format: PhantomData<Q>,
 }
 
@@ -298,24 +339,59 @@ impl<Q: Quant, const G: usize> Op for Tile<'_, Q, G> {
         if G > S::GROUP_MAX {
             return; // Never made: groups are no wider. Without this line the compiler would build it.
         }
-        for h in 0..PANEL_ROWS / S::LANES {
-            let mut acc = [s.f_splat(0.0); G];
-            let blocks = self.panel.chunks_exact(PANEL_ROWS * Q::BYTES);
-            for (block, acts) in blocks.zip(self.acts.chunks_exact(BLOCK_WORDS * Q::SUBS)) {
-                let head = Q::head(s, block, h);
-                macro_rules! sub {
-                    ($($j:literal)*) => {$(
-                        if $j < Q::SUBS {
-                            let sub = Q::sub(s, block, h, head, $j);
-                            accumulate::<Q, S, G>(s, &sub, &acts[BLOCK_WORDS * $j..][..BLOCK_WORDS], &mut acc);
-                        }
-                    )*};
+        for (panel, out) in self.panels.chunks_exact(self.panel_bytes).zip(self.out) {
+            for h in 0..PANEL_ROWS / S::LANES {
+                let mut acc = [s.f_splat(0.0); G];
+                let blocks = panel.chunks_exact(PANEL_ROWS * Q::BYTES);
+                for (block, acts) in blocks.zip(self.acts.chunks_exact(BLOCK_WORDS * Q::SUBS)) {
+                    let head = Q::head(s, block, h);
+                    macro_rules! sub {
+                        ($($j:literal)*) => {$(
+                            if $j < Q::SUBS {
+                                let sub = Q::sub(s, block, h, head, $j);
+                                accumulate::<Q, S, G>(s, &sub, &acts[BLOCK_WORDS * $j..][..BLOCK_WORDS], &mut acc);
+                            }
+                        )*};
+                    }
+                    // Written out, so that shifts and offsets are constants.
+                    sub!(0 1 2 3 4 5 6 7);
                 }
-                // Written out, so that shifts and offsets are constants.
-                sub!(0 1 2 3 4 5 6 7);
+                for (acc, out) in acc.into_iter().zip(out.iter_mut()) {
+                    s.f_store(acc, &mut out[h * S::LANES..]);
+                }
             }
-            for (acc, out) in acc.into_iter().zip(self.out.iter_mut()) {
-                s.f_store(acc, &mut out[h * S::LANES..]);
+        }
+    }
+}
+
+/// Products of panels of a float format with G rows of activations.
+struct FloatTile<'a, Q, const G: usize> {
+    panels: &'a [u8],
+    panel_bytes: usize,
+    acts: &'a [[u32; G]],
+    out: &'a mut [[[f32; 16]; GROUP]; PANELS],
+    _format: PhantomData<Q>,
+}
+
+impl<Q: FloatRow, const G: usize> Op for FloatTile<'_, Q, G> {
+    type Out = ();
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        if G > S::GROUP_MAX {
+            return;
+        }
+        for (panel, out) in self.panels.chunks_exact(self.panel_bytes).zip(self.out) {
+            for h in 0..PANEL_ROWS / S::LANES {
+                let mut acc = [s.f_splat(0.0); G];
+                for (column, x) in panel.chunks_exact(PANEL_ROWS * Q::BYTES).zip(self.acts) {
+                    let w = Q::load(s, column, h);
+                    for t in 0..G {
+                        acc[t] = s.f_fma(w, s.f_splat(f32::from_bits(x[t])), acc[t]);
+                    }
+                }
+                for (acc, out) in acc.into_iter().zip(out.iter_mut()) {
+                    s.f_store(acc, &mut out[h * S::LANES..]);
+                }
             }
         }
     }
@@ -353,33 +429,4 @@ fn float<S: Simd, const G: usize>(s: S, x: &[[u32; G]], row: usize, t: usize) ->
 #[inline(always)]
 fn start<Q: Quant, S: Simd, const G: usize>(s: S, x: &[[u32; G]], row: usize, t: usize) -> S::V {
     if Q::OFFSET == 0 { s.v_splat(0) } else { s.v_shl(s.v_splat(x[row][t] as i32), Q::OFFSET.trailing_zeros()) }
-}
-
-struct FloatTile<'a, Q, const G: usize> {
-    panel: &'a [u8],
-    acts: &'a [[u32; G]],
-    out: &'a mut [[f32; 16]; GROUP],
-    _format: PhantomData<Q>,
-}
-
-impl<Q: FloatRow, const G: usize> Op for FloatTile<'_, Q, G> {
-    type Out = ();
-    #[inline(always)]
-    fn run<S: Simd>(self, s: S) {
-        if G > S::GROUP_MAX {
-            return;
-        }
-        for h in 0..PANEL_ROWS / S::LANES {
-            let mut acc = [s.f_splat(0.0); G];
-            for (column, x) in self.panel.chunks_exact(PANEL_ROWS * Q::BYTES).zip(self.acts) {
-                let w = Q::load(s, column, h);
-                for t in 0..G {
-                    acc[t] = s.f_fma(w, s.f_splat(f32::from_bits(x[t])), acc[t]);
-                }
-            }
-            for (acc, out) in acc.into_iter().zip(self.out.iter_mut()) {
-                s.f_store(acc, &mut out[h * S::LANES..]);
-            }
-        }
-    }
 }

@@ -160,6 +160,14 @@ impl<const VNNI: u8> Simd for Avx2<VNNI> {
         })
     }
     #[inline(always)]
+    fn f_reduce_add(self, x: __m256) -> f32 {
+        isa!({
+            let x = _mm_add_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps::<1>(x));
+            let x = _mm_add_ps(x, _mm_movehl_ps(x, x));
+            _mm_cvtss_f32(_mm_add_ss(x, _mm_shuffle_ps::<1>(x, x)))
+        })
+    }
+    #[inline(always)]
     fn f_store_i8(self, x: __m256, to: &mut [i8]) {
         let to = &mut to[..N];
         isa!({

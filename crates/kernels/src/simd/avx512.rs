@@ -130,6 +130,10 @@ impl Simd for Avx512 {
         isa!(_mm512_reduce_max_ps(x))
     }
     #[inline(always)]
+    fn f_reduce_add(self, x: __m512) -> f32 {
+        isa!(_mm512_reduce_add_ps(x))
+    }
+    #[inline(always)]
     fn f_store_i8(self, x: __m512, to: &mut [i8]) {
         let to = &mut to[..N];
         isa!(_mm_storeu_si128(to.as_mut_ptr().cast(), _mm512_cvtsepi32_epi8(_mm512_cvtps_epi32(x))));

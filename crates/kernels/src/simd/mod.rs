@@ -8,6 +8,8 @@
 pub mod avx2;
 #[cfg(target_arch = "x86_64")]
 pub mod avx512;
+#[cfg(target_arch = "aarch64")]
+pub mod neon;
 mod scalar;
 
 pub use scalar::Scalar;
@@ -61,6 +63,8 @@ pub trait Simd: Copy + Send + Sync + 'static {
     fn f_keep(self, x: Self::F, from: usize, to: usize, fill: f32) -> Self::F;
     /// The largest lane. NaN lanes are ignored or returned.
     fn f_reduce_max(self, x: Self::F) -> f32;
+    /// The sum of all lanes, in an order of its own: for sums that are exact in any order.
+    fn f_reduce_add(self, x: Self::F) -> f32;
     /// Rounds to the nearest integer, ties to even, saturates to 8 bits and stores `LANES` bytes.
     fn f_store_i8(self, x: Self::F, to: &mut [i8]);
     /// Converts to 32-bit integers, rounding to nearest even. The values must fit.

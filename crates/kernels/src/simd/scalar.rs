@@ -89,6 +89,9 @@ impl Simd for Scalar {
     fn f_reduce_max(self, x: Self::F) -> f32 {
         x.into_iter().fold(f32::NEG_INFINITY, f32::max)
     }
+    fn f_reduce_add(self, x: Self::F) -> f32 {
+        x.into_iter().sum()
+    }
     fn f_store_i8(self, x: Self::F, to: &mut [i8]) {
         for (o, x) in to[..N].iter_mut().zip(x) {
             *o = x.round_ties_even() as i8;
