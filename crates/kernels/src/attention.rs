@@ -12,6 +12,7 @@ use crate::isa::Level;
 use crate::math::{exp, sum16, tanh};
 use crate::simd::{Op, Simd};
 use crate::threads::{Cell, GridShape, Pool};
+use std::cell::RefCell;
 
 /// Positions of a KV block.
 pub const KV_BLOCK: usize = 16;
@@ -144,7 +145,7 @@ pub fn attention(
             let split = splits.start + i % n;
             for (g, out) in (0..group).step_by(ROWS).zip(out.chunks_mut(ROWS * (shape.head_len + 2))) {
                 let rows = Rows { head_kv: i / n, token: 0, first: g, tokens: 1, heads: ROWS.min(group - g) };
-                level.run(Partial { query, rows, split, out });
+                WORK.with_borrow_mut(|work| level.run(Partial { query, rows, split, work, out }));
             }
         });
         let partial = &scratch.partial[..needed];
@@ -176,7 +177,7 @@ pub fn attention(
                     tokens: step_t.min(tokens - t),
                     heads: step_g.min(group - g),
                 };
-                level.run(Whole { query, rows, cell, cell_row: t });
+                WORK.with_borrow_mut(|work| level.run(Whole { query, rows, work, cell, cell_row: t }));
             }
         }
     });
@@ -213,26 +214,37 @@ impl Rows {
     }
 }
 
-/// Results of one split for a set of rows.
-struct SplitResult {
+/// What one thread works with. Rows past those in use hold leftovers, whose results nobody reads.
+struct Work {
+    /// Scaled queries.
+    q: [[f32; HEAD_LEN_MAX]; ROWS],
+    /// Scores, then weights, of the positions of a split.
+    scores: [[f32; SPLIT]; ROWS],
+    /// Results of a split: m, l and o.
     max: [f32; ROWS],
     sum: [f32; ROWS],
     out: [[f32; HEAD_LEN_MAX]; ROWS],
 }
 
-impl SplitResult {
-    fn new() -> Self {
-        Self { max: [f32::NEG_INFINITY; ROWS], sum: [0.0; ROWS], out: [[0.0; HEAD_LEN_MAX]; ROWS] }
-    }
+thread_local! {
+    // Clearing it for every few rows would cost as much as a short context.
+    static WORK: RefCell<Work> = const {
+        RefCell::new(Work {
+            q: [[0.0; HEAD_LEN_MAX]; ROWS],
+            scores: [[0.0; SPLIT]; ROWS],
+            max: [0.0; ROWS],
+            sum: [0.0; ROWS],
+            out: [[0.0; HEAD_LEN_MAX]; ROWS],
+        })
+    };
 }
 
-/// One split for some rows. Returns which rows see none of its positions as a maximum of -infinity.
+/// One split for some rows. A row that sees none of its positions has a maximum of -infinity.
 #[inline(always)]
-fn split<S: Simd>(s: S, query: &Query<'_>, rows: Rows, split: usize, result: &mut SplitResult) {
+fn split<S: Simd>(s: S, query: &Query<'_>, rows: Rows, split: usize, work: &mut Work) {
     let shape = query.shape;
     let n = shape.head_len;
     let group = shape.heads / shape.heads_kv;
-    let mut scores = [[0.0f32; SPLIT]; ROWS];
     // Positions lo..hi are visible to row r; blocks from the first to the last that any row sees.
     let mut visible = [(0, 0); ROWS];
     let (mut first, mut last) = (usize::MAX, 0);
@@ -246,15 +258,14 @@ fn split<S: Simd>(s: S, query: &Query<'_>, rows: Rows, split: usize, result: &mu
             last = last.max(hi.div_ceil(KV_BLOCK));
         }
     }
-    result.max = [f32::NEG_INFINITY; ROWS];
-    result.sum = [0.0; ROWS];
+    work.max = [f32::NEG_INFINITY; ROWS];
+    work.sum = [0.0; ROWS];
     if first >= last {
         return;
     }
-    let mut q = [[0.0f32; HEAD_LEN_MAX]; ROWS];
     for r in 0..rows.len() {
         let from = rows.token(r) * query.q_stride + (rows.head_kv * group + rows.head(r)) * n;
-        for (to, x) in q[r][..n].iter_mut().zip(&query.q[from..from + n]) {
+        for (to, x) in work.q[r][..n].iter_mut().zip(&query.q[from..from + n]) {
             *to = x * shape.scale;
         }
     }
@@ -265,9 +276,9 @@ fn split<S: Simd>(s: S, query: &Query<'_>, rows: Rows, split: usize, result: &mu
             let at = at + h * S::LANES;
             let keys = &keys[h * S::LANES..];
             if rows.len() <= 4 {
-                score_rows::<S, 4>(s, shape, keys, &q, &mut scores, at);
+                score_rows::<S, 4>(s, shape, keys, &work.q, &mut work.scores, at);
             } else {
-                score_rows::<S, ROWS>(s, shape, keys, &q, &mut scores, at);
+                score_rows::<S, ROWS>(s, shape, keys, &work.q, &mut work.scores, at);
             }
         }
     }
@@ -276,10 +287,10 @@ fn split<S: Simd>(s: S, query: &Query<'_>, rows: Rows, split: usize, result: &mu
         if lo >= hi {
             continue;
         }
-        let max = softmax_row(s, &mut scores[r], (lo - split * SPLIT, hi - split * SPLIT), (first, last, split));
-        (result.max[r], result.sum[r]) = max;
+        let visible = (lo - split * SPLIT, hi - split * SPLIT);
+        (work.max[r], work.sum[r]) = softmax_row(s, &mut work.scores[r], visible, (first, last, split));
     }
-    weigh_values(s, query, rows.head_kv, rows.len(), (first, last, split), &scores, &mut result.out);
+    weigh_values(s, query, rows.head_kv, rows.len(), (first, last, split), &work.scores, &mut work.out);
 }
 
 /// Scores of the positions of one vector for `R` rows.
@@ -442,6 +453,7 @@ fn normalize<S: Simd>(s: S, out: &mut [f32], sum: f32) {
 struct Whole<'a, 'c, 'd> {
     query: Query<'a>,
     rows: Rows,
+    work: &'c mut Work,
     cell: &'c mut Cell<'d, f32>,
     cell_row: usize,
 }
@@ -450,10 +462,9 @@ impl Op for Whole<'_, '_, '_> {
     type Out = ();
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
-        let Whole { query, rows, cell, cell_row } = self;
+        let Whole { query, rows, work, cell, cell_row } = self;
         let shape = query.shape;
         let n = shape.head_len;
-        let mut result = SplitResult::new();
         let (mut max, mut sum) = ([f32::NEG_INFINITY; ROWS], [0.0; ROWS]);
         let lowest = shape.window.map_or(0, |w| (query.position + rows.token + 1).saturating_sub(w));
         let end = query.position + rows.token + rows.tokens;
@@ -461,10 +472,10 @@ impl Op for Whole<'_, '_, '_> {
             cell.row(cell_row + r / rows.heads)[rows.head(r) * n..][..n].fill(0.0);
         }
         for i in lowest / SPLIT..end.div_ceil(SPLIT) {
-            split(s, &query, rows, i, &mut result);
+            split(s, &query, rows, i, work);
             for r in 0..rows.len() {
                 let out = &mut cell.row(cell_row + r / rows.heads)[rows.head(r) * n..][..n];
-                merge(s, (&mut max[r], &mut sum[r]), out, result.max[r], result.sum[r], &result.out[r]);
+                merge(s, (&mut max[r], &mut sum[r]), out, work.max[r], work.sum[r], &work.out[r]);
             }
         }
         for r in 0..rows.len() {
@@ -478,6 +489,7 @@ struct Partial<'a, 'o> {
     query: Query<'a>,
     rows: Rows,
     split: usize,
+    work: &'o mut Work,
     out: &'o mut [f32],
 }
 
@@ -485,13 +497,13 @@ impl Op for Partial<'_, '_> {
     type Out = ();
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
-        let mut result = SplitResult::new();
-        split(s, &self.query, self.rows, self.split, &mut result);
+        let work = self.work;
+        split(s, &self.query, self.rows, self.split, work);
         let n = self.query.shape.head_len;
         for (r, out) in self.out.chunks_exact_mut(n + 2).enumerate().take(self.rows.len()) {
-            out[0] = result.max[r];
-            out[1] = result.sum[r];
-            out[2..].copy_from_slice(&result.out[r][..n]);
+            out[0] = work.max[r];
+            out[1] = work.sum[r];
+            out[2..].copy_from_slice(&work.out[r][..n]);
         }
     }
 }

@@ -15,6 +15,7 @@ use crate::ops::{Gate, gate};
 use crate::quant::{FloatRow, Format, Quant, Sub, with_quant};
 use crate::simd::{Op, Simd};
 use crate::threads::{Cell, GridShape, Pool};
+use std::cell::RefCell;
 use std::marker::PhantomData;
 use std::ops::Range;
 
@@ -97,7 +98,6 @@ pub fn matmul(
         GridShape { rows: acts.tokens(), row_len, cell_rows: tile_tokens(acts), cell_cols: panels * PANEL_ROWS };
     pool.run_grid(out, shape, |row, col, cell| {
         let width = cell.row(0).len();
-        let mut values = [[[0.0; 16]; GROUP]; PANELS];
         let mut c = 0;
         while c < width {
             // Panels of one matrix, as many as are left of it in this cell.
@@ -110,8 +110,10 @@ pub fn matmul(
             let n = ((matrix.padded_rows() - first).min(width - c) / PANEL_ROWS).min(PANELS);
             let panels = first / PANEL_ROWS..first / PANEL_ROWS + n;
             for group in groups(acts, matrix.format, row, cell.rows()) {
-                product(level, matrix, panels.clone(), acts, group, &mut values);
-                level.run(Emit { values: &values, matrix, panels: panels.clone(), group, row, col: c, output, cell });
+                PRODUCTS.with_borrow_mut(|[values, _]| {
+                    product(level, matrix, panels.clone(), acts, group, values);
+                    level.run(Emit { values, matrix, panels: panels.clone(), group, row, col: c, output, cell });
+                });
             }
             c += n * PANEL_ROWS;
         }
@@ -140,15 +142,16 @@ pub fn matmul_gated(
         GridShape { rows: acts.tokens(), row_len, cell_rows: tile_tokens(acts), cell_cols: panels * PANEL_ROWS };
     pool.run_grid(out, shape, |row, col, cell| {
         let width = cell.row(0).len();
-        let (mut gates, mut ups) = ([[[0.0; 16]; GROUP]; PANELS], [[[0.0; 16]; GROUP]; PANELS]);
         for c in (0..width).step_by(PANELS * PANEL_ROWS) {
             let first = (col + c) / PANEL_ROWS;
             let panels = first..first + ((width - c) / PANEL_ROWS).min(PANELS);
             for group in groups(acts, gate_matrix.format, row, cell.rows()) {
-                product(level, gate_matrix, panels.clone(), acts, group, &mut gates);
-                product(level, up_matrix, panels.clone(), acts, group, &mut ups);
-                let (gates, ups) = ((&gates, gate_matrix), (&ups, up_matrix));
-                level.run(EmitGated { gates, ups, panels: panels.clone(), function, group, row, col: c, cell });
+                PRODUCTS.with_borrow_mut(|[gates, ups]| {
+                    product(level, gate_matrix, panels.clone(), acts, group, gates);
+                    product(level, up_matrix, panels.clone(), acts, group, ups);
+                    let (gates, ups) = ((&*gates, gate_matrix), (&*ups, up_matrix));
+                    level.run(EmitGated { gates, ups, panels: panels.clone(), function, group, row, col: c, cell });
+                });
             }
         }
     });
@@ -162,6 +165,14 @@ fn check(m: &Matrix<'_>, acts: &Activations) {
 
 /// Panels that are multiplied in one go.
 const PANELS: usize = 4;
+
+/// Products of panels with the rows of a group.
+type Values = [[[f32; 16]; GROUP]; PANELS];
+
+thread_local! {
+    // Clearing these for every task would cost as much as a small panel.
+    static PRODUCTS: RefCell<[Values; 2]> = const { RefCell::new([[[[0.0; 16]; GROUP]; PANELS]; 2]) };
+}
 /// Rows of the widest group.
 const GROUP: usize = 16;
 
@@ -219,7 +230,7 @@ fn product(
     panels: Range<usize>,
     acts: &Activations,
     group: Group,
-    out: &mut [[[f32; 16]; GROUP]; PANELS],
+    out: &mut Values,
 ) {
     let panel_bytes = matrix.panel_bytes();
     let weights = &matrix.panels[panels.start * panel_bytes..panels.end * panel_bytes];
@@ -235,7 +246,7 @@ fn product(
 
 /// Writes a group's outputs, from column `col` of its rows on, in a cell that starts at token `row`.
 struct Emit<'a, 'c> {
-    values: &'a [[[f32; 16]; GROUP]; PANELS],
+    values: &'a Values,
     matrix: &'a Matrix<'a>,
     panels: Range<usize>,
     group: Group,
@@ -266,7 +277,7 @@ impl Op for Emit<'_, '_> {
 }
 
 /// Products and their matrix.
-type Products<'a> = (&'a [[[f32; 16]; GROUP]; PANELS], &'a Matrix<'a>);
+type Products<'a> = (&'a Values, &'a Matrix<'a>);
 
 struct EmitGated<'a, 'c> {
     gates: Products<'a>,
@@ -303,7 +314,7 @@ fn tile<const G: usize>(
     panels: &[u8],
     panel_bytes: usize,
     acts: &[u32],
-    out: &mut [[[f32; 16]; GROUP]; PANELS],
+    out: &mut Values,
 ) {
     let (acts, _) = acts.as_chunks::<G>();
     macro_rules! float {
@@ -328,7 +339,7 @@ struct Tile<'a, Q, const G: usize> {
     panels: &'a [u8],
     panel_bytes: usize,
     acts: &'a [[u32; G]],
-    out: &'a mut [[[f32; 16]; GROUP]; PANELS],
+    out: &'a mut Values,
     _format: PhantomData<Q>,
 }
 
@@ -369,7 +380,7 @@ struct FloatTile<'a, Q, const G: usize> {
     panels: &'a [u8],
     panel_bytes: usize,
     acts: &'a [[u32; G]],
-    out: &'a mut [[[f32; 16]; GROUP]; PANELS],
+    out: &'a mut Values,
     _format: PhantomData<Q>,
 }
 
