@@ -128,13 +128,13 @@ impl Level {
 
     /// Runs `op` with these instructions.
     pub fn run<O: Op>(self, op: O) -> O::Out {
+        #[cfg(target_arch = "aarch64")]
+        use crate::simd::neon::Neon;
         #[cfg(target_arch = "x86_64")]
         use crate::simd::{
             avx2::{Avx2, EVEX, PLAIN, VEX},
             avx512::Avx512,
         };
-        #[cfg(target_arch = "aarch64")]
-        use crate::simd::neon::Neon;
         match self.isa {
             Isa::Scalar => op.run(Scalar),
             #[cfg(target_arch = "x86_64")]
