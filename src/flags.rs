@@ -146,6 +146,13 @@ pub(crate) struct Compute {
     pub micro_batch: usize,
 }
 
+impl Compute {
+    /// How many threads compute.
+    pub(crate) fn threads(&self) -> usize {
+        self.threads.unwrap_or_else(crate::machine::threads_default)
+    }
+}
+
 /// How to print.
 #[derive(Debug, Args)]
 pub(crate) struct Output {
@@ -275,6 +282,9 @@ pub(crate) struct Bench {
     /// Runs that count, after one that does not
     #[arg(short, long, value_name = "N", default_value_t = 5, value_parser = at_least_one)]
     pub repetitions: usize,
+    /// Measure what this machine can do first, and print each result as a fraction of it
+    #[arg(long)]
+    pub limits: bool,
     #[command(flatten)]
     pub compute: Compute,
     #[command(flatten)]

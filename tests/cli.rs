@@ -342,6 +342,33 @@ fn bench_prints_one_object_for_each_test() {
     }
     let table = run(&store(), &[&args[..], &["-n", "0"]].concat());
     assert!(table.stdout.contains("pp8") && !table.stdout.contains("tg"), "{table:?}");
+    assert!(results.as_array().unwrap().iter().all(|r| r.get("limit").is_none()) && !table.stdout.contains("limit"));
+}
+
+#[test]
+fn bench_gives_each_speed_as_a_fraction_of_this_machines_limit() {
+    let args = ["bench", "-m", "smollm2", "-p", "8", "-n", "4", "-t", "2", "-r", "1", "--parallel", "1,2", "--limits"];
+    let ended = run(&store(), &[&args[..], &["-o", "json"]].concat());
+    let results = ended.json();
+    let kinds: Vec<&str> = results.as_array().unwrap().iter().map(|r| r["limit"]["kind"].as_str().unwrap()).collect();
+    assert_eq!(kinds, ["int8", "read", "read"]);
+    for result in results.as_array().unwrap() {
+        let limit = &result["limit"];
+        assert_eq!(keys(limit), ["kind", "value", "fraction"]);
+        // Which share it is depends on who else computes now; that it is one means that the units are right.
+        let (value, fraction) = (limit["value"].as_f64().unwrap(), limit["fraction"].as_f64().unwrap());
+        assert!(value > 1e8 && fraction > 0.0 && fraction < 10.0, "{result}");
+    }
+    // The same limit for both, of which two tokens at once take what one takes.
+    let read =
+        |i: usize| (results[i]["median_ts"].as_f64().unwrap(), results[i]["limit"]["fraction"].as_f64().unwrap());
+    let ((one, of_one), (two, of_two)) = (read(1), read(2));
+    assert_eq!(results[1]["limit"]["value"], results[2]["limit"]["value"]);
+    let ratio = (two / one / 2.0) / (of_two / of_one);
+    assert!((ratio - 1.0).abs() < 0.05, "{results}");
+    assert!(ended.stderr.contains("1 thread: reads ") && ended.stderr.contains("2 threads: reads "), "{ended:?}");
+    let table = run(&store(), &[&args[..], &["-p", "0", "--parallel", "1"]].concat());
+    assert!(table.stdout.contains(" limit |") && table.stdout.contains(" % of "), "{table:?}");
 }
 
 #[test]

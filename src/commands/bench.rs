@@ -1,18 +1,18 @@
 //! `airs bench`: tokens per second, as llama-bench measures them: prompt tests (all tokens at once) and generation tests
 //! (one token after the other, in one or more sequences at once), with random tokens, each run in fresh sequences, after
-//! one run that does not count.
+//! one run that does not count. With `--limits` beside what this machine could do at most.
 
 use std::time::Instant;
 
 use engine::Engine;
-use model::{Row, SequenceId};
+use model::{Limits, Model, Row, SequenceId};
 use serde_json::{Value, json};
 
 use crate::failure::Failure;
 use crate::flags::{Bench, Settings};
 use crate::interrupt::Stoppable;
 use crate::open::{Opened, open};
-use crate::terminal::{Progress, print, print_json, size};
+use crate::terminal::{Progress, print, print_json, say, size};
 
 /// Type of the KV cache: the runner has only this one.
 const KV_TYPE: &str = "f16";
@@ -39,6 +39,46 @@ impl Test {
     }
 }
 
+/// A test's speed beside what bounds it: the reading of weights for generation, multiplications for prompts.
+#[derive(Debug, Clone, Copy, PartialEq)]
+struct Limit {
+    kind: &'static str,
+    unit: &'static str,
+    /// What all threads together can do in a second.
+    per_second: f64,
+    /// The share of it that was used.
+    fraction: f64,
+}
+
+impl Limit {
+    /// `speed` is in tokens per second.
+    fn new(test: Test, speed: f64, model: &Model, limits: &Limits) -> Limit {
+        let (kind, unit, per_second, per_token) = if test.prompt == 0 {
+            // A step reads the weights once for a token of every sequence.
+            ("read", "GB/s", limits.read.all, model.step_bytes() as f64 / test.parallel as f64)
+        } else {
+            let macs = model.prompt_macs(test.prompt as u64) as f64;
+            ("int8", "GMAC/s", limits.int8.all, macs / test.prompt as f64)
+        };
+        Limit { kind, unit, per_second, fraction: speed * per_token / per_second }
+    }
+
+    fn json(self) -> Value {
+        let fraction = (self.fraction * 1e4).round() / 1e4;
+        json!({ "kind": self.kind, "value": self.per_second.round(), "fraction": fraction })
+    }
+
+    fn text(self) -> String {
+        format!("{:.0} % of {} {}", self.fraction * 100.0, billions(self.per_second), self.unit)
+    }
+}
+
+/// Billions, in three digits.
+fn billions(value: f64) -> String {
+    let value = value / 1e9;
+    if value < 100.0 { format!("{value:.1}") } else { format!("{value:.0}") }
+}
+
 pub(crate) fn execute(args: &Bench, settings: &Settings) -> Result<(), Failure> {
     let prompts = args.prompt.0.iter().map(|&prompt| Test { prompt, generate: 0, parallel: 1 });
     let generations = args
@@ -50,42 +90,83 @@ pub(crate) fn execute(args: &Bench, settings: &Settings) -> Result<(), Failure> 
     if tests.is_empty() {
         return Err(Failure::Usage("-p and -n are both 0: there is nothing to measure".to_owned()));
     }
+    // Before the model is there: the memory that this takes is given back, and never held beside the weights.
+    let limits = args.limits.then(|| measure_limits(args, settings)).transpose()?;
     let mut opened = open(settings, args.model.name(), &args.compute)?;
     opened.say_mode("");
     let mut results = Vec::new();
     for test in tests {
         let samples = measure(&mut opened.engine, test, args.repetitions)?;
-        results.push((test, samples));
+        let limit = limits.map(|limits| Limit::new(test, median(&samples), opened.model(), &limits));
+        results.push(Measured { test, samples, limit });
     }
     if args.output.json() {
-        let one = |(test, samples): &(Test, Vec<f64>)| json_of(&mut opened, *test, samples);
-        return print_json(&Value::Array(results.iter().map(one).collect()));
+        return print_json(&Value::Array(results.iter().map(|measured| json_of(&mut opened, measured)).collect()));
     }
+    print(&table(&mut opened, &results, limits.is_some()))
+}
+
+/// A test and its results.
+struct Measured {
+    test: Test,
+    /// Tokens per second.
+    samples: Vec<f64>,
+    limit: Option<Limit>,
+}
+
+/// Measures what this machine can do, and says it.
+fn measure_limits(args: &Bench, settings: &Settings) -> Result<Limits, Failure> {
+    let threads = args.compute.threads();
+    let limits = Limits::measure(threads, settings.isa).map_err(|e| Failure::Run(e.to_string()))?;
+    let rates = |threads: usize, read: f64, int8: f64| {
+        let plural = if threads == 1 { "" } else { "s" };
+        format!("{threads} thread{plural}: reads {} GB/s, int8 {} GMAC/s", billions(read), billions(int8))
+    };
+    let mut text = format!("limits · {}", rates(1, limits.read.one, limits.int8.one));
+    if threads > 1 {
+        text += &format!(" · {}", rates(threads, limits.read.all, limits.int8.all));
+    }
+    say(&text);
+    Ok(limits)
+}
+
+fn table(opened: &mut Opened, results: &[Measured], with_limits: bool) -> String {
     let mut text = format!(
-        "| {:<24} | {:>9} | {:>7} | {:<8} | {:<10} | {:>20} |\n",
+        "| {:<24} | {:>9} | {:>7} | {:<8} | {:<10} | {:>20} |",
         "model", "size", "threads", "isa", "test", "t/s median (least–most)"
     );
-    text += "|--------------------------|-----------|---------|----------|------------|-------------------------|\n";
+    let mut rule =
+        "|--------------------------|-----------|---------|----------|------------|-------------------------|"
+            .to_owned();
+    if with_limits {
+        text += &format!(" {:>20} |", "limit");
+        rule += "----------------------|";
+    }
+    text += &format!("\n{rule}\n");
     let isa = opened.engine.runner().isa();
-    for (test, samples) in &results {
+    for Measured { test, samples, limit } in results {
         let least = samples.iter().copied().fold(f64::INFINITY, f64::min);
         let most = samples.iter().copied().fold(0.0, f64::max);
         let speed = format!("{:.2} ({least:.2}–{most:.2})", median(samples));
         text += &format!(
-            "| {:<24} | {:>9} | {:>7} | {:<8} | {:<10} | {speed:>23} |\n",
+            "| {:<24} | {:>9} | {:>7} | {:<8} | {:<10} | {speed:>23} |",
             opened.label,
             size(opened.model().weights_bytes),
             opened.threads,
             isa.name(),
             test.name(),
         );
+        if let Some(limit) = limit {
+            text += &format!(" {:>20} |", limit.text());
+        }
+        text += "\n";
     }
-    print(&text)
+    text
 }
 
-fn json_of(opened: &mut Opened, test: Test, samples: &[f64]) -> Value {
+fn json_of(opened: &mut Opened, Measured { test, samples, limit }: &Measured) -> Value {
     let rounded = |v: f64| (v * 100.0).round() / 100.0;
-    json!({
+    let mut value = json!({
         "model": opened.label,
         "model_filename": opened.path.display().to_string(),
         "model_size": opened.model().weights_bytes,
@@ -97,7 +178,11 @@ fn json_of(opened: &mut Opened, test: Test, samples: &[f64]) -> Value {
         "type_k": KV_TYPE,
         "samples_ts": samples.iter().map(|&s| rounded(s)).collect::<Vec<_>>(),
         "median_ts": rounded(median(samples)),
-    })
+    });
+    if let Some(limit) = limit {
+        value["limit"] = limit.json();
+    }
+    value
 }
 
 /// Tokens per second of each run that counts.

@@ -4,6 +4,7 @@ pub mod chat;
 pub mod config;
 mod error;
 mod forward;
+mod limits;
 mod rope;
 mod runner;
 pub mod tokenizer;
@@ -16,6 +17,7 @@ use std::path::Path;
 pub use config::Config;
 pub use error::Error;
 pub use kernels::isa::Isa;
+pub use limits::{Limits, Rate};
 pub use runner::{Row, Runner, RunnerOptions, SequenceId};
 pub use tokenizer::Tokenizer;
 

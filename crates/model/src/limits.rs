@@ -1,0 +1,115 @@
+//! What bounds a model's speed: what this machine can do, and what the weights ask of it.
+
+use crate::weights::Weight;
+use crate::{Error, Model};
+use kernels::isa::{Isa, Level};
+use kernels::limits::{int8_macs_per_second, read_bytes_per_second};
+use kernels::threads::Pool;
+use memory::Region;
+
+/// Bytes that are read to measure the bandwidth: more than any cache keeps.
+const BUFFER_BYTES: usize = 512 << 20;
+
+/// A rate with one thread and with all of them.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Rate {
+    /// One thread alone.
+    pub one: f64,
+    /// All threads together.
+    pub all: f64,
+}
+
+/// What this machine can do.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Limits {
+    /// Bytes of memory read in a second, in pages like those of weights.
+    pub read: Rate,
+    /// 8-bit multiply-adds in a second.
+    pub int8: Rate,
+}
+
+impl Limits {
+    /// Measures the limits of `threads` threads. The multiply-adds are those of `isa`, or of the best there is; memory is
+    /// always read with the best, for it does not depend on the instructions that a run is made to use. Takes about a
+    /// second and 512 MiB of memory, which are free again afterwards.
+    pub fn measure(threads: usize, isa: Option<Isa>) -> Result<Limits, Error> {
+        let best = Level::detect();
+        let level = isa.map_or(Ok(best), |isa| Level::new(isa).ok_or(Error::Isa(isa)))?;
+        let mut buffer = Region::new(BUFFER_BYTES)?;
+        // Pages that were never written all show the same zeros.
+        buffer.fill(1);
+        let both = |rate: &dyn Fn(&mut Pool) -> f64| {
+            let one = rate(&mut Pool::new(1));
+            Rate { one, all: if threads > 1 { rate(&mut Pool::new(threads)) } else { one } }
+        };
+        Ok(Limits {
+            read: both(&|pool| read_bytes_per_second(pool, best, &buffer)),
+            int8: both(&|pool| int8_macs_per_second(pool, level)),
+        })
+    }
+}
+
+impl Model {
+    /// Bytes of weight matrices that a step reads, however many tokens it computes: all but an embedding table that is
+    /// not the output matrix too, of which a token takes one row.
+    pub fn step_bytes(&self) -> u64 {
+        let weights = &self.weights;
+        let layers = weights.layers.iter().flat_map(|l| [&l.q, &l.k, &l.v, &l.attention_out, &l.gate, &l.up, &l.down]);
+        layers.chain([weights.output()]).map(|w| weights.matrix(w).panels.len() as u64).sum()
+    }
+
+    /// Multiply-adds of weights in a prompt of `tokens` tokens, of which only the last one's logits are wanted: in the last
+    /// layer the others stop at their keys and values. Products that run twice for double precision count once.
+    pub fn prompt_macs(&self, tokens: u64) -> u64 {
+        let weights = &self.weights;
+        let last = weights.layers.len().saturating_sub(1);
+        let mut macs = size(weights.output());
+        for (i, l) in weights.layers.iter().enumerate() {
+            macs += tokens * [&l.q, &l.k, &l.v].map(size).iter().sum::<u64>();
+            let wanted = if i == last { 1 } else { tokens };
+            macs += wanted * [&l.attention_out, &l.gate, &l.up, &l.down].map(size).iter().sum::<u64>();
+        }
+        macs
+    }
+}
+
+/// Multiply-adds with one row of activations.
+fn size(weight: &Weight) -> u64 {
+    weight.rows as u64 * weight.cols as u64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use fixtures::tiny_model::{Architecture, TinySpec, write};
+
+    fn tiny(tied: bool) -> Model {
+        let dir = tempfile::tempdir().expect("a directory");
+        let path = dir.path().join("tiny.gguf");
+        let spec = TinySpec { tied, ..TinySpec::new(Architecture::Llama, gguf::TensorType::Q8_0) };
+        write(&path, &spec).expect("a file");
+        Model::load(&path, &mut |_, _| ()).expect("a model")
+    }
+
+    #[test]
+    fn a_step_reads_every_matrix_once_but_not_an_embedding_table_of_its_own() {
+        let (tied, untied) = (tiny(true), tiny(false));
+        assert_eq!(tied.step_bytes(), untied.step_bytes());
+        // Matrices of the tiny models fill whole cache lines, so that nothing lies between them.
+        assert_eq!(tied.step_bytes(), tied.weights_bytes);
+        let table = untied.weights.matrix(&untied.weights.embedding).panels.len() as u64;
+        assert_eq!(untied.step_bytes(), untied.weights_bytes - table);
+    }
+
+    #[test]
+    fn a_prompt_multiplies_what_its_tokens_need() {
+        let model = tiny(true);
+        let c = &model.config;
+        let (embed, q, kv, ff) = (c.embedding_len, c.heads * c.head_len, c.heads_kv * c.head_len, c.feed_forward_len);
+        let all_tokens = c.layers * embed * (q + 2 * kv) + (c.layers - 1) * embed * (q + 3 * ff);
+        let last_token = embed * (q + 3 * ff + c.vocab_len);
+        assert!(c.layers > 1);
+        assert_eq!(model.prompt_macs(1), (all_tokens + last_token) as u64);
+        assert_eq!(model.prompt_macs(10), (10 * all_tokens + last_token) as u64);
+    }
+}
