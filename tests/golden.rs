@@ -4,7 +4,7 @@
 
 mod common;
 
-use common::{airs, run, store};
+use common::{run, store};
 use fixtures::test_models;
 use serde_json::Value;
 use std::path::{Path, PathBuf};
@@ -48,9 +48,7 @@ fn pair(value: &Value) -> (u64, f64) {
 /// Runs the program on the golden's model and reads its JSON.
 fn ask(golden: &Golden, verb: &str, args: &[&str]) -> Value {
     let model = golden.model.to_str().expect("a UTF-8 path");
-    let mut command = airs(&store());
-    command.args([verb, "-m", model, "-o", "json"]).args(args);
-    run(&mut command).json()
+    run(&store(), &[&[verb, "-m", model, "-o", "json"], args].concat()).json()
 }
 
 fn greedy_tokens_are_those_of_f32_while_its_margin_is_clear(golden: &Golden) {
