@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 /// Logits after each of `tokens`, fed in pieces of `chunk`, as bits.
 fn logits(model: &Arc<Model>, isa: Isa, threads: usize, chunk: usize, tokens: &[u32]) -> Vec<u32> {
-    let options = RunnerOptions { threads, isa: Some(isa), micro_batch: 512 };
+    let options = RunnerOptions { threads, isa: Some(isa), ..Default::default() };
     let mut runner = Runner::new(Arc::clone(model), &options).expect("an instruction set that this machine has");
     assert_eq!((runner.isa(), runner.threads()), (isa, threads), "the path that was asked for is the one that runs");
     let sequence = runner.sequence_open(tokens.len());
@@ -77,7 +77,7 @@ fn gate_1_qwen2_5_coder_gives_the_same_bits_for_every_isa_thread_count_and_chunk
 #[test]
 fn gate_2_a_sequence_gives_the_same_bits_alone_and_among_others() {
     let model = load(&test_models::smollm2());
-    let options = RunnerOptions { threads: 2, isa: None, micro_batch: 64 };
+    let options = RunnerOptions { threads: 2, micro_batch: 64, ..Default::default() };
     let prompts: Vec<Vec<u32>> = (0..9).map(|i| prompt(&model, 40 + 3 * i)[i..].to_vec()).collect();
     let mut runner = Runner::new(Arc::clone(&model), &options).expect("the detected instruction set");
     let all: Vec<_> = prompts.iter().map(|p| runner.sequence_open(p.len() + 8)).collect();

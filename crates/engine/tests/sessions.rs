@@ -13,7 +13,7 @@ static MODEL: LazyLock<Arc<Model>> =
 const MICRO_BATCH: usize = 8;
 
 fn engine() -> Engine {
-    let options = RunnerOptions { threads: 1, isa: None, micro_batch: MICRO_BATCH };
+    let options = RunnerOptions { micro_batch: MICRO_BATCH, ..Default::default() };
     Engine::new(Arc::clone(&MODEL), &options).unwrap()
 }
 

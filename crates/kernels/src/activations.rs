@@ -255,7 +255,7 @@ pub(crate) fn rms_scale<S: Simd>(s: S, row: &[f32], epsilon: f32) -> f32 {
 
 /// Quantizes 32 columns into rows `row` (and `row + 1`, the rest, with two `copies`) of a group.
 #[inline(always)]
-fn quantize_block<S: Simd>(
+pub(crate) fn quantize_block<S: Simd>(
     s: S,
     x: &[f32],
     norm: Option<(&[f32], f32)>,

@@ -204,14 +204,7 @@ struct Group {
 impl Group {
     /// The product of token `t` of this group, for lanes from `at` on.
     #[inline(always)]
-    fn load<S: Simd>(
-        &self,
-        s: S,
-        values: &[[f32; 16]; GROUP],
-        bias: Option<&[f32; 16]>,
-        t: usize,
-        at: usize,
-    ) -> S::F {
+    fn load<S: Simd>(&self, s: S, values: &[[f32; 16]; GROUP], bias: Option<&[f32; 16]>, t: usize, at: usize) -> S::F {
         let mut y = s.f_load(&values[t * self.copies][at..]);
         if self.copies == 2 {
             y = s.f_add(y, s.f_load(&values[t * 2 + 1][at..]));
@@ -263,7 +256,8 @@ impl Op for Emit<'_, '_> {
         for (i, panel) in self.panels.enumerate() {
             let bias = self.matrix.panel_bias(panel);
             for t in 0..self.group.tokens {
-                let out = &mut self.cell.row(self.group.token - self.row + t)[self.col + i * PANEL_ROWS..][..PANEL_ROWS];
+                let out =
+                    &mut self.cell.row(self.group.token - self.row + t)[self.col + i * PANEL_ROWS..][..PANEL_ROWS];
                 for at in (0..PANEL_ROWS).step_by(S::LANES) {
                     let mut y = self.group.load(s, &self.values[i], bias.as_ref(), t, at);
                     if self.output == Output::Add {
@@ -297,7 +291,8 @@ impl Op for EmitGated<'_, '_> {
         for (i, panel) in self.panels.enumerate() {
             let (gate_bias, up_bias) = (self.gates.1.panel_bias(panel), self.ups.1.panel_bias(panel));
             for t in 0..self.group.tokens {
-                let out = &mut self.cell.row(self.group.token - self.row + t)[self.col + i * PANEL_ROWS..][..PANEL_ROWS];
+                let out =
+                    &mut self.cell.row(self.group.token - self.row + t)[self.col + i * PANEL_ROWS..][..PANEL_ROWS];
                 for at in (0..PANEL_ROWS).step_by(S::LANES) {
                     let g = self.group.load(s, &self.gates.0[i], gate_bias.as_ref(), t, at);
                     let up = self.group.load(s, &self.ups.0[i], up_bias.as_ref(), t, at);
@@ -408,8 +403,9 @@ impl<Q: FloatRow, const G: usize> Op for FloatTile<'_, Q, G> {
     }
 }
 
+/// Adds the products of 32 columns.
 #[inline(always)]
-fn accumulate<Q: Quant, S: Simd, const G: usize>(s: S, sub: &Sub<S>, x: &[[u32; G]], acc: &mut [S::F; G]) {
+pub(crate) fn accumulate<Q: Quant, S: Simd, const G: usize>(s: S, sub: &Sub<S>, x: &[[u32; G]], acc: &mut [S::F; G]) {
     for t in 0..G {
         let low = s.v_to_f(s.dot(start::<Q, S, G>(s, x, NEG_SUM_LOW, t), &sub.w, 0..4, x, t, Q::BITS));
         let high = s.v_to_f(s.dot(start::<Q, S, G>(s, x, NEG_SUM_HIGH, t), &sub.w, 4..8, x, t, Q::BITS));

@@ -147,3 +147,23 @@ impl Op for Add<'_> {
 pub fn add(level: Level, x: &mut [f32], y: &[f32]) {
     level.run(Add(x, y));
 }
+
+/// Hadamard transform over the longest power of two that divides the length, piece by piece, in place; orthonormal, and
+/// its own inverse.
+pub(crate) fn hadamard(x: &mut [f32]) {
+    let n = 1 << x.len().trailing_zeros();
+    let scale = 1.0 / (n as f32).sqrt();
+    for piece in x.chunks_exact_mut(n) {
+        let mut half = 1;
+        while half < n {
+            for pair in piece.chunks_exact_mut(2 * half) {
+                let (low, high) = pair.split_at_mut(half);
+                for (a, b) in low.iter_mut().zip(high) {
+                    (*a, *b) = (*a + *b, *a - *b);
+                }
+            }
+            half *= 2;
+        }
+        piece.iter_mut().for_each(|x| *x *= scale);
+    }
+}

@@ -63,6 +63,14 @@ pub enum Error {
     /// This machine has not got the instruction set that was asked for.
     #[error("this machine has no {0}")]
     Isa(kernels::isa::Isa),
+    /// The KV cache cannot have a type.
+    #[error("a KV cache of type {ty} needs heads of a multiple of 32 values; this model has {head_len}")]
+    KvType {
+        /// The type.
+        ty: &'static str,
+        /// Values of a head.
+        head_len: usize,
+    },
     /// A token id outside the vocabulary.
     #[error("token {token} is outside the vocabulary of {vocab_len}")]
     Token {

@@ -4,7 +4,7 @@ use crate::config::{Config, Family};
 use crate::rope::RopeTable;
 use crate::weights::{Layer, Weight, Weights};
 use kernels::activations::{Activations, Forms, Norm, Precision};
-use kernels::attention::{self, KV_BLOCK, KvBlocks, Shape};
+use kernels::attention::{self, KV_BLOCK, KvBlocks, KvType, Shape};
 use kernels::isa::Level;
 use kernels::matmul::{Matrix, Output, matmul, matmul_gated};
 use kernels::ops;
@@ -13,7 +13,7 @@ use kernels::threads::{GridShape, Pool};
 /// KV cache of one sequence: blocks of 16 positions, each with the keys and values of all layers.
 #[derive(Debug, Default)]
 pub(crate) struct Kv {
-    pub(crate) blocks: Vec<Box<[u16]>>,
+    pub(crate) blocks: Vec<Box<[u8]>>,
     pub(crate) len: usize,
 }
 
@@ -57,6 +57,8 @@ pub(crate) struct Forward<'a> {
     pub(crate) rope_window: &'a RopeTable,
     pub(crate) pool: &'a mut Pool,
     pub(crate) level: Level,
+    /// Types of keys and values in the cache.
+    pub(crate) kv_types: (KvType, KvType),
     pub(crate) scratch: &'a mut Scratch,
 }
 
@@ -67,8 +69,8 @@ fn grow(buffer: &mut Vec<f32>, len: usize) -> &mut [f32] {
     &mut buffer[..len]
 }
 
-/// The shape of attention in `layer`.
-pub(crate) fn shape(config: &Config, layer: usize) -> Shape {
+/// The shape of attention in `layer`, with keys and values of `types`.
+pub(crate) fn shape(config: &Config, layer: usize, types: (KvType, KvType)) -> Shape {
     Shape {
         heads: config.heads,
         heads_kv: config.heads_kv,
@@ -76,6 +78,8 @@ pub(crate) fn shape(config: &Config, layer: usize) -> Shape {
         scale: config.attention_scale,
         window: if config.layer_has_window(layer) { config.window } else { None },
         soft_cap: config.attention_cap,
+        type_k: types.0,
+        type_v: types.1,
     }
 }
 
@@ -141,7 +145,7 @@ impl Forward<'_> {
     /// Normalizes, projects, rotates, writes the KV cache and attends.
     fn attend(&mut self, index: usize, layer: &Layer, runs: &mut [Run<'_>], n: usize) {
         let (c, level, s) = (self.config, self.level, &mut *self.scratch);
-        let shape = shape(c, index);
+        let shape = shape(c, index, self.kv_types);
         let matrices = [&layer.q, &layer.k, &layer.v].map(|w: &Weight| self.weights.matrix(w));
         let norm = Norm { weight: &layer.attention_norm, epsilon: c.norm_epsilon };
         let width = c.embedding_len;
@@ -180,12 +184,12 @@ impl Forward<'_> {
             });
         }
         let attended = grow(&mut s.attended, n * q_len);
-        let layer_len = shape.block_len();
-        let offset = index * layer_len;
+        let layer_bytes = shape.block_bytes();
+        let offset_bytes = index * layer_bytes;
         for run in runs {
             for (i, row) in qkv[run.first * row_len..].chunks_exact(row_len).take(run.len).enumerate() {
                 let position = run.position + i;
-                let block = &mut run.kv.blocks[position / KV_BLOCK][offset..offset + layer_len];
+                let block = &mut run.kv.blocks[position / KV_BLOCK][offset_bytes..offset_bytes + layer_bytes];
                 let (key, value) = row[q_len..].split_at(kv_len);
                 attention::write_kv(level, &shape, block, position % KV_BLOCK, key, value);
             }
@@ -193,7 +197,7 @@ impl Forward<'_> {
                 self.pool,
                 level,
                 &shape,
-                KvBlocks { blocks: &run.kv.blocks, offset },
+                KvBlocks { blocks: &run.kv.blocks, offset_bytes },
                 run.position,
                 run.len,
                 &qkv[run.first * row_len..],

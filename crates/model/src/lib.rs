@@ -16,6 +16,7 @@ use std::path::Path;
 
 pub use config::Config;
 pub use error::Error;
+pub use kernels::attention::KvType;
 pub use kernels::isa::Isa;
 pub use limits::{Limits, Rate};
 pub use runner::{Row, Runner, RunnerOptions, SequenceId};

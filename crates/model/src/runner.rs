@@ -3,7 +3,7 @@
 use crate::forward::{Forward, Kv, Run, Scratch, shape};
 use crate::rope::RopeTable;
 use crate::{Error, Model};
-use kernels::attention::KV_BLOCK;
+use kernels::attention::{KV_BLOCK, KvType};
 use kernels::isa::{Isa, Level};
 use kernels::threads::Pool;
 use std::sync::Arc;
@@ -32,6 +32,16 @@ pub struct RunnerOptions {
     pub isa: Option<Isa>,
     /// Rows computed at once at most (`-ub`).
     pub micro_batch: usize,
+    /// Type of the keys in the KV cache.
+    pub type_k: KvType,
+    /// Type of the values in the KV cache.
+    pub type_v: KvType,
+}
+
+impl Default for RunnerOptions {
+    fn default() -> Self {
+        Self { threads: 1, isa: None, micro_batch: 512, type_k: KvType::F16, type_v: KvType::F16 }
+    }
 }
 
 struct Sequence {
@@ -49,8 +59,9 @@ pub struct Runner {
     rope: RopeTable,
     rope_window: RopeTable,
     sequences: Vec<Option<Sequence>>,
-    free_blocks: Vec<Box<[u16]>>,
-    block_len: usize,
+    free_blocks: Vec<Box<[u8]>>,
+    block_bytes: usize,
+    kv_types: (KvType, KvType),
     logits: Vec<f32>,
 }
 
@@ -62,6 +73,12 @@ impl Runner {
             None => Level::detect(),
         };
         let c = &model.config;
+        let kv_types = (options.type_k, options.type_v);
+        for ty in [kv_types.0, kv_types.1] {
+            if !ty.fits(c.head_len) {
+                return Err(Error::KvType { ty: ty.name(), head_len: c.head_len });
+            }
+        }
         let factors = model.weights.rope_factors.as_deref();
         Ok(Runner {
             pool: Pool::new(options.threads.max(1)),
@@ -72,7 +89,8 @@ impl Runner {
             rope_window: RopeTable::new(c, c.rope_base_window, 1.0, factors),
             sequences: Vec::new(),
             free_blocks: Vec::new(),
-            block_len: c.layers * shape(c, 0).block_len(),
+            block_bytes: c.layers * shape(c, 0, kv_types).block_bytes(),
+            kv_types,
             logits: Vec::new(),
             model,
         })
@@ -128,10 +146,15 @@ impl Runner {
         }
     }
 
+    /// Types of the keys and the values in the KV cache.
+    pub fn kv_types(&self) -> (KvType, KvType) {
+        self.kv_types
+    }
+
     /// Bytes of KV cache held now.
     pub fn kv_bytes(&self) -> u64 {
         let used: usize = self.sequences.iter().flatten().map(|s| s.kv.blocks.len()).sum();
-        ((used + self.free_blocks.len()) * self.block_len * 2) as u64
+        ((used + self.free_blocks.len()) * self.block_bytes) as u64
     }
 
     /// Computes `rows` in order (any number; cut into micro-batches inside). Returns the logits of the rows that
@@ -195,7 +218,7 @@ impl Runner {
             kv.len = *position + *len;
             longest = longest.max(kv.len);
             while kv.blocks.len() * KV_BLOCK < kv.len {
-                let fresh = || vec![0; self.block_len].into_boxed_slice();
+                let fresh = || vec![0; self.block_bytes].into_boxed_slice();
                 kv.blocks.push(self.free_blocks.pop().unwrap_or_else(fresh));
             }
         }
@@ -215,6 +238,7 @@ impl Runner {
             rope_window: &self.rope_window,
             pool: &mut self.pool,
             level: self.level,
+            kv_types: self.kv_types,
             scratch: &mut self.scratch,
         };
         let logits = forward.run(&tokens, &mut borrowed, &asked);

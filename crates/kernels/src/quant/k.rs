@@ -50,7 +50,7 @@ impl Packed for Q4_K {
         for i in 0..12 {
             gather::<1>(rows, 4 + i, &mut panel[64 + 16 * i..80 + 16 * i]);
         }
-        interleave(rows, 16, &mut panel[256..]);
+        interleave::<32>(rows, 16, &mut panel[256..]);
     }
     #[inline(always)]
     fn unpack_row<S: Simd>(s: S, block: &[u8], lane: usize, out: &mut [f32]) {
@@ -94,8 +94,8 @@ impl Packed for Q5_K {
         for i in 0..12 {
             gather::<1>(rows, 4 + i, &mut panel[64 + 16 * i..80 + 16 * i]);
         }
-        interleave(rows, 16, &mut panel[256..768]);
-        interleave(rows, 48, &mut panel[768..]);
+        interleave::<8>(rows, 16, &mut panel[256..768]);
+        interleave::<32>(rows, 48, &mut panel[768..]);
     }
     #[inline(always)]
     fn unpack_row<S: Simd>(s: S, block: &[u8], lane: usize, out: &mut [f32]) {
@@ -143,8 +143,8 @@ impl Packed for Q6_K {
         for i in 0..16 {
             gather::<1>(rows, 192 + i, &mut panel[32 + 16 * i..48 + 16 * i]);
         }
-        interleave(rows, 0, &mut panel[288..2336]);
-        interleave(rows, 128, &mut panel[2336..]);
+        interleave::<32>(rows, 0, &mut panel[288..2336]);
+        interleave::<16>(rows, 128, &mut panel[2336..]);
     }
     #[inline(always)]
     fn unpack_row<S: Simd>(s: S, block: &[u8], lane: usize, out: &mut [f32]) {

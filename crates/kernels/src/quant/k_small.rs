@@ -32,7 +32,7 @@ impl Packed for Q2_K {
         for i in 0..16 {
             gather::<1>(rows, i, &mut panel[64 + 16 * i..80 + 16 * i]);
         }
-        interleave(rows, 16, &mut panel[320..]);
+        interleave::<16>(rows, 16, &mut panel[320..]);
     }
     #[inline(always)]
     fn unpack_row<S: Simd>(s: S, block: &[u8], lane: usize, out: &mut [f32]) {
@@ -78,8 +78,8 @@ impl Packed for Q3_K {
         for i in 0..12 {
             gather::<1>(rows, 96 + i, &mut panel[32 + 16 * i..48 + 16 * i]);
         }
-        interleave(rows, 0, &mut panel[224..736]);
-        interleave(rows, 32, &mut panel[736..]);
+        interleave::<8>(rows, 0, &mut panel[224..736]);
+        interleave::<16>(rows, 32, &mut panel[736..]);
     }
     #[inline(always)]
     fn unpack_row<S: Simd>(s: S, block: &[u8], lane: usize, out: &mut [f32]) {

@@ -248,20 +248,25 @@ pub(crate) fn unpack_quant_row<Q: Quant, S: Simd>(s: S, block: &[u8], lane: usiz
     }
 }
 
-/// Copies `bytes` bytes at `from` of each row to the panel as a vector of 16 (scales and the like).
+/// Copies `BYTES` bytes at `from` of each row to the panel as a vector of 16 (scales and the like).
 fn gather<const BYTES: usize>(rows: &[&[u8]; PANEL_ROWS], from: usize, to: &mut [u8]) {
-    for (row, to) in rows.iter().zip(to.chunks_exact_mut(BYTES)) {
-        to.copy_from_slice(&row[from..from + BYTES]);
+    for (row, to) in rows.iter().zip(to.as_chunks_mut::<BYTES>().0) {
+        if let Some(value) = row[from..].first_chunk() {
+            *to = *value;
+        }
     }
 }
 
-/// Interleaves words: word `i` at `from` of row `r` becomes word `r` of 64-byte vector `i`.
-fn interleave(rows: &[&[u8]; PANEL_ROWS], from: usize, to: &mut [u8]) {
-    let n_words = to.len() / (4 * PANEL_ROWS);
-    for (r, row) in rows.iter().enumerate() {
-        let (words, _) = row[from..from + 4 * n_words].as_chunks::<4>();
-        for (i, word) in words.iter().enumerate() {
-            to[(i * PANEL_ROWS + r) * 4..][..4].copy_from_slice(word);
+/// Interleaves `WORDS` words: word `i` at `from` of row `r` becomes word `r` of 64-byte vector `i`.
+fn interleave<const WORDS: usize>(rows: &[&[u8]; PANEL_ROWS], from: usize, to: &mut [u8]) {
+    // Lengths known to the compiler leave nothing to check in the loop.
+    let rows: [&[[u8; 4]; WORDS]; PANEL_ROWS] =
+        rows.map(|row| row[from..].as_chunks().0.first_chunk().expect("a block that is long enough"));
+    let (vectors, _) = to.as_chunks_mut::<4>().0.as_chunks_mut::<PANEL_ROWS>();
+    let vectors: &mut [[[u8; 4]; PANEL_ROWS]; WORDS] = vectors.first_chunk_mut().expect("room for the words");
+    for (i, vector) in vectors.iter_mut().enumerate() {
+        for (to, row) in vector.iter_mut().zip(rows) {
+            *to = row[i];
         }
     }
 }

@@ -15,7 +15,7 @@ impl Packed for Q4_0 {
     const BYTES: usize = 18;
     fn pack(rows: &[&[u8]; PANEL_ROWS], panel: &mut [u8]) {
         gather::<2>(rows, 0, &mut panel[..32]);
-        interleave(rows, 2, &mut panel[32..]);
+        interleave::<4>(rows, 2, &mut panel[32..]);
     }
     #[inline(always)]
     fn unpack_row<S: Simd>(s: S, block: &[u8], lane: usize, out: &mut [f32]) {
@@ -44,7 +44,7 @@ impl Packed for Q4_1 {
     fn pack(rows: &[&[u8]; PANEL_ROWS], panel: &mut [u8]) {
         gather::<2>(rows, 0, &mut panel[..32]);
         gather::<2>(rows, 2, &mut panel[32..64]);
-        interleave(rows, 4, &mut panel[64..]);
+        interleave::<4>(rows, 4, &mut panel[64..]);
     }
     #[inline(always)]
     fn unpack_row<S: Simd>(s: S, block: &[u8], lane: usize, out: &mut [f32]) {

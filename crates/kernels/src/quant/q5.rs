@@ -50,7 +50,7 @@ impl Packed for Q5_0 {
     fn pack(rows: &[&[u8]; PANEL_ROWS], panel: &mut [u8]) {
         gather::<2>(rows, 0, &mut panel[..32]);
         pack_high(rows, 2, &mut panel[32..96]);
-        interleave(rows, 6, &mut panel[96..]);
+        interleave::<4>(rows, 6, &mut panel[96..]);
     }
     #[inline(always)]
     fn unpack_row<S: Simd>(s: S, block: &[u8], lane: usize, out: &mut [f32]) {
@@ -80,7 +80,7 @@ impl Packed for Q5_1 {
         gather::<2>(rows, 0, &mut panel[..32]);
         gather::<2>(rows, 2, &mut panel[32..64]);
         pack_high(rows, 4, &mut panel[64..128]);
-        interleave(rows, 8, &mut panel[128..]);
+        interleave::<4>(rows, 8, &mut panel[128..]);
     }
     #[inline(always)]
     fn unpack_row<S: Simd>(s: S, block: &[u8], lane: usize, out: &mut [f32]) {

@@ -14,7 +14,7 @@ impl Packed for Q8_0 {
     const BYTES: usize = 34;
     fn pack(rows: &[&[u8]; PANEL_ROWS], panel: &mut [u8]) {
         gather::<2>(rows, 0, &mut panel[..32]);
-        interleave(rows, 2, &mut panel[32..]);
+        interleave::<8>(rows, 2, &mut panel[32..]);
         for byte in &mut panel[32..] {
             *byte ^= 0x80;
         }

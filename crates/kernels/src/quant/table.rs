@@ -40,7 +40,7 @@ impl Packed for IQ4_NL {
     const BYTES: usize = 18;
     fn pack(rows: &[&[u8]; PANEL_ROWS], panel: &mut [u8]) {
         gather::<2>(rows, 0, &mut panel[..32]);
-        interleave(rows, 2, &mut panel[32..]);
+        interleave::<4>(rows, 2, &mut panel[32..]);
     }
     #[inline(always)]
     fn unpack_row<S: Simd>(s: S, block: &[u8], lane: usize, out: &mut [f32]) {
@@ -75,7 +75,7 @@ impl Packed for IQ4_XS {
         for i in 0..6 {
             gather::<1>(rows, 2 + i, &mut panel[32 + 16 * i..48 + 16 * i]);
         }
-        interleave(rows, 8, &mut panel[128..]);
+        interleave::<32>(rows, 8, &mut panel[128..]);
     }
     #[inline(always)]
     fn unpack_row<S: Simd>(s: S, block: &[u8], lane: usize, out: &mut [f32]) {
@@ -111,7 +111,7 @@ impl Packed for MXFP4 {
     const BYTES: usize = 17;
     fn pack(rows: &[&[u8]; PANEL_ROWS], panel: &mut [u8]) {
         gather::<1>(rows, 0, &mut panel[..16]);
-        interleave(rows, 1, &mut panel[16..]);
+        interleave::<4>(rows, 1, &mut panel[16..]);
     }
     #[inline(always)]
     fn unpack_row<S: Simd>(s: S, block: &[u8], lane: usize, out: &mut [f32]) {

@@ -1,17 +1,23 @@
 //! Attention over KV blocks of 16 positions.
 //!
-//! A KV block holds, for each layer and KV head, keys as `[head_len][16 positions]` and values as `[16 positions][head_len]`
-//! in half precision: 16 positions are the lanes of a score, and `head_len` values those of an output.
+//! A KV block holds, for each layer and KV head, the keys and then the values of 16 positions (see [`kv`] for their
+//! layouts): 16 positions are the lanes of a score, and values of the head those of an output.
 //!
 //! Definition. Positions are cut into splits of [`SPLIT`], at fixed places. In a split: scores are chains over the head's
 //! values; m is their maximum, p = exp(score - m), l the sum of p (16 chains over the blocks, then a tree), and each output
 //! o a chain of p · v over the positions. Splits are merged in order: M' = max(M, m), L' = L · exp(M - M') + l · exp(m - M'),
 //! O' likewise; the result is O / L. So threads, batches and chunks cannot matter.
 
+pub mod kv;
+
+use crate::activations::{BLOCK_WORDS, quantize_block};
 use crate::isa::Level;
 use crate::math::{exp, sum16, tanh};
+use crate::ops::hadamard;
+use crate::quant::{Q4_0, Q8_0};
 use crate::simd::{Op, Simd};
 use crate::threads::{Cell, GridShape, Pool};
+pub use kv::KvType;
 use std::cell::RefCell;
 
 /// Positions of a KV block.
@@ -38,12 +44,20 @@ pub struct Shape {
     pub window: Option<usize>,
     /// `cap · tanh(score / cap)` for scores.
     pub soft_cap: Option<f32>,
+    /// Type of the keys in the cache.
+    pub type_k: KvType,
+    /// Type of the values in the cache.
+    pub type_v: KvType,
 }
 
 impl Shape {
-    /// Halves of one KV block of one layer.
-    pub fn block_len(&self) -> usize {
-        2 * self.heads_kv * self.head_len * KV_BLOCK
+    /// Bytes of one KV block of one layer.
+    pub fn block_bytes(&self) -> usize {
+        self.heads_kv * self.head_bytes()
+    }
+
+    fn head_bytes(&self) -> usize {
+        KV_BLOCK * (self.type_k.bytes(self.head_len) + self.type_v.bytes(self.head_len))
     }
 }
 
@@ -51,31 +65,28 @@ impl Shape {
 #[derive(Debug, Clone, Copy)]
 pub struct KvBlocks<'a> {
     /// Blocks of the sequence in order; each holds all layers.
-    pub blocks: &'a [Box<[u16]>],
-    /// Where this layer begins in a block, in halves.
-    pub offset: usize,
+    pub blocks: &'a [Box<[u8]>],
+    /// Where this layer begins in a block, in bytes.
+    pub offset_bytes: usize,
 }
 
 impl<'a> KvBlocks<'a> {
-    fn keys(&self, shape: &Shape, block: usize, head: usize) -> &'a [u16] {
-        let len = shape.head_len * KV_BLOCK;
-        &self.blocks[block][self.offset + 2 * head * len..][..len]
-    }
-
-    fn values(&self, shape: &Shape, block: usize, head: usize) -> &'a [u16] {
-        let len = shape.head_len * KV_BLOCK;
-        &self.blocks[block][self.offset + (2 * head + 1) * len..][..len]
+    /// Keys and values of a head in a block.
+    fn head(&self, shape: &Shape, block: usize, head: usize) -> (&'a [u8], &'a [u8]) {
+        let len = shape.head_bytes();
+        let both = &self.blocks[block][self.offset_bytes + head * len..][..len];
+        both.split_at(KV_BLOCK * shape.type_k.bytes(shape.head_len))
     }
 }
 
 /// Writes the key and value rows (`heads_kv * head_len` values each) of the position `slot` of a block's layer.
-pub fn write_kv(level: Level, shape: &Shape, layer: &mut [u16], slot: usize, key: &[f32], value: &[f32]) {
+pub fn write_kv(level: Level, shape: &Shape, layer: &mut [u8], slot: usize, key: &[f32], value: &[f32]) {
     level.run(WriteKv { shape, layer, slot, key, value });
 }
 
 struct WriteKv<'a> {
     shape: &'a Shape,
-    layer: &'a mut [u16],
+    layer: &'a mut [u8],
     slot: usize,
     key: &'a [f32],
     value: &'a [f32],
@@ -85,18 +96,12 @@ impl Op for WriteKv<'_> {
     type Out = ();
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
-        let n = self.shape.head_len;
-        let heads = self.layer.chunks_exact_mut(2 * n * KV_BLOCK);
+        let (shape, n) = (self.shape, self.shape.head_len);
+        let heads = self.layer.chunks_exact_mut(shape.head_bytes());
         for ((head, key), value) in heads.zip(self.key.chunks_exact(n)).zip(self.value.chunks_exact(n)) {
-            let (keys, values) = head.split_at_mut(n * KV_BLOCK);
-            let mut half = [0; 16];
-            for at in (0..n).step_by(S::LANES) {
-                s.f_store_half(s.f_load(&key[at..]), &mut half);
-                for (i, &h) in half[..S::LANES].iter().enumerate() {
-                    keys[(at + i) * KV_BLOCK + self.slot] = h;
-                }
-                s.f_store_half(s.f_load(&value[at..]), &mut values[self.slot * n + at..]);
-            }
+            let (keys, values) = head.split_at_mut(KV_BLOCK * shape.type_k.bytes(n));
+            kv::write_key(s, shape.type_k, keys, self.slot, &kv::rotated(shape.type_k, key)[..n]);
+            kv::write_value(s, shape.type_v, values, self.slot, &kv::rotated(shape.type_v, value)[..n]);
         }
     }
 }
@@ -152,6 +157,7 @@ pub fn attention(
         pool.run_chunks(&mut out[..row_len], shape.head_len, |head, out| {
             let (head_kv, g) = (head / group, head % group);
             level.run(Merge {
+                shape,
                 partial,
                 first: head_kv * n * piece + g * (shape.head_len + 2),
                 step: piece,
@@ -216,8 +222,10 @@ impl Rows {
 
 /// What one thread works with. Rows past those in use hold leftovers, whose results nobody reads.
 struct Work {
-    /// Scaled queries.
+    /// Scaled queries, rotated if the keys are.
     q: [[f32; HEAD_LEN_MAX]; ROWS],
+    /// The same, quantized, for quantized keys: a group of activations.
+    q_quantized: [u32; HEAD_LEN_MAX / 32 * BLOCK_WORDS * ROWS],
     /// Scores, then weights, of the positions of a split.
     scores: [[f32; SPLIT]; ROWS],
     /// Results of a split: m, l and o.
@@ -231,6 +239,7 @@ thread_local! {
     static WORK: RefCell<Work> = const {
         RefCell::new(Work {
             q: [[0.0; HEAD_LEN_MAX]; ROWS],
+            q_quantized: [0; HEAD_LEN_MAX / 32 * BLOCK_WORDS * ROWS],
             scores: [[0.0; SPLIT]; ROWS],
             max: [0.0; ROWS],
             sum: [0.0; ROWS],
@@ -265,20 +274,32 @@ fn split<S: Simd>(s: S, query: &Query<'_>, rows: Rows, split: usize, work: &mut 
     }
     for r in 0..rows.len() {
         let from = rows.token(r) * query.q_stride + (rows.head_kv * group + rows.head(r)) * n;
-        for (to, x) in work.q[r][..n].iter_mut().zip(&query.q[from..from + n]) {
+        let q = &mut work.q[r][..n];
+        for (to, x) in q.iter_mut().zip(&query.q[from..from + n]) {
             *to = x * shape.scale;
+        }
+        if shape.type_k.is_rotated() {
+            hadamard(q);
+        }
+    }
+    // Four rows or eight: the widths of a group of quantized queries.
+    let width = if rows.len() <= 4 { 4 } else { ROWS };
+    if shape.type_k != KvType::F16 {
+        for (r, q) in work.q[..rows.len()].iter().enumerate() {
+            let blocks = work.q_quantized.chunks_exact_mut(BLOCK_WORDS * width);
+            for (block, q) in blocks.zip(q[..n].chunks_exact(32)) {
+                quantize_block(s, q, None, block, width, r, 1);
+            }
         }
     }
     for block in first..last {
-        let keys = query.kv.keys(shape, block, rows.head_kv);
+        let (keys, _) = query.kv.head(shape, block, rows.head_kv);
         let at = block * KV_BLOCK - split * SPLIT;
         for h in 0..KV_BLOCK / S::LANES {
-            let at = at + h * S::LANES;
-            let keys = &keys[h * S::LANES..];
-            if rows.len() <= 4 {
-                score_rows::<S, 4>(s, shape, keys, &work.q, &mut work.scores, at);
+            if width == 4 {
+                score_rows::<S, 4>(s, shape, keys, h, work, at + h * S::LANES);
             } else {
-                score_rows::<S, ROWS>(s, shape, keys, &work.q, &mut work.scores, at);
+                score_rows::<S, ROWS>(s, shape, keys, h, work, at + h * S::LANES);
             }
         }
     }
@@ -293,29 +314,20 @@ fn split<S: Simd>(s: S, query: &Query<'_>, rows: Rows, split: usize, work: &mut 
     weigh_values(s, query, rows.head_kv, rows.len(), (first, last, split), &work.scores, &mut work.out);
 }
 
-/// Scores of the positions of one vector for `R` rows.
+/// Scores of the positions of vector `h` for `R` rows.
 #[inline(always)]
-fn score_rows<S: Simd, const R: usize>(
-    s: S,
-    shape: &Shape,
-    keys: &[u16],
-    q: &[[f32; HEAD_LEN_MAX]; ROWS],
-    scores: &mut [[f32; SPLIT]; ROWS],
-    at: usize,
-) {
-    let mut acc = [s.f_splat(0.0); R];
-    for i in 0..shape.head_len {
-        let k = s.f_load_half(&keys[i * KV_BLOCK..]);
-        for r in 0..R {
-            acc[r] = s.f_fma(k, s.f_splat(q[r][i]), acc[r]);
-        }
-    }
+fn score_rows<S: Simd, const R: usize>(s: S, shape: &Shape, keys: &[u8], h: usize, work: &mut Work, at: usize) {
+    let acc = match shape.type_k {
+        KvType::F16 => kv::scores_f16::<S, R>(s, keys, h, &work.q, shape.head_len),
+        KvType::Q8_0 => kv::scores_quantized::<Q8_0, S, R>(s, keys, h, &work.q_quantized),
+        KvType::Q4_0 => kv::scores_quantized::<Q4_0, S, R>(s, keys, h, &work.q_quantized),
+    };
     for r in 0..R {
         let mut score = acc[r];
         if let Some(cap) = shape.soft_cap {
             score = s.f_mul(tanh(s, s.f_div(score, s.f_splat(cap))), s.f_splat(cap));
         }
-        s.f_store(score, &mut scores[r][at..]);
+        s.f_store(score, &mut work.scores[r][at..]);
     }
 }
 
@@ -391,22 +403,16 @@ fn weigh_piece<S: Simd, const R: usize, const P: usize>(
     weights: &[[f32; SPLIT]; ROWS],
     out: &mut [[f32; HEAD_LEN_MAX]; ROWS],
 ) {
-    let n = query.shape.head_len;
+    let shape = query.shape;
     let mut acc = [[s.f_splat(0.0); P]; R];
     for block in first..last {
-        let values = query.kv.values(query.shape, block, head_kv);
+        let (_, values) = query.kv.head(shape, block, head_kv);
         let p = block * KV_BLOCK - split * SPLIT;
-        for i in 0..KV_BLOCK {
-            let mut v = [s.f_splat(0.0); P];
-            for (k, v) in v.iter_mut().enumerate() {
-                *v = s.f_load_half(&values[i * n + at + k * S::LANES..]);
-            }
-            for r in 0..R {
-                let w = s.f_splat(weights[row + r][p + i]);
-                for k in 0..P {
-                    acc[r][k] = s.f_fma(w, v[k], acc[r][k]);
-                }
-            }
+        let weights = &weights[row..];
+        match shape.type_v {
+            KvType::F16 => kv::weigh_f16::<S, R, P>(s, values, shape.head_len, at, weights, p, &mut acc),
+            KvType::Q8_0 => kv::weigh_q8_0::<S, R, P>(s, values, at, weights, p, &mut acc),
+            KvType::Q4_0 => kv::weigh_q4_0::<S, R, P>(s, values, at, weights, p, &mut acc),
         }
     }
     for r in 0..R {
@@ -441,11 +447,14 @@ fn exp_of<S: Simd>(s: S, x: f32) -> f32 {
     lanes[0]
 }
 
-/// O / L.
+/// O / L, rotated back if the values were rotated.
 #[inline(always)]
-fn normalize<S: Simd>(s: S, out: &mut [f32], sum: f32) {
+fn finish<S: Simd>(s: S, shape: &Shape, out: &mut [f32], sum: f32) {
     for at in (0..out.len()).step_by(S::LANES) {
         s.f_store(s.f_div(s.f_load(&out[at..]), s.f_splat(sum)), &mut out[at..]);
+    }
+    if shape.type_v.is_rotated() {
+        hadamard(out);
     }
 }
 
@@ -479,7 +488,8 @@ impl Op for Whole<'_, '_, '_> {
             }
         }
         for r in 0..rows.len() {
-            normalize(s, &mut cell.row(cell_row + r / rows.heads)[rows.head(r) * n..][..n], sum[r]);
+            let out = &mut cell.row(cell_row + r / rows.heads)[rows.head(r) * n..][..n];
+            finish(s, shape, out, sum[r]);
         }
     }
 }
@@ -510,6 +520,7 @@ impl Op for Partial<'_, '_> {
 
 /// The splits of one head, in order.
 struct Merge<'a, 'o> {
+    shape: &'a Shape,
     partial: &'a [f32],
     first: usize,
     step: usize,
@@ -527,6 +538,6 @@ impl Op for Merge<'_, '_> {
             let p = &self.partial[self.first + i * self.step..][..self.out.len() + 2];
             merge(s, (&mut max, &mut sum), self.out, p[0], p[1], &p[2..]);
         }
-        normalize(s, self.out, sum);
+        finish(s, self.shape, self.out, sum);
     }
 }

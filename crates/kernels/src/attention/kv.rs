@@ -1,0 +1,282 @@
+//! How keys and values lie in a KV block, by type.
+//!
+//! F16: keys `[head_len][16 positions]`, values `[16 positions][head_len]`.
+//! Q8_0 and Q4_0 keys are a panel of weights whose 16 rows are the positions; queries are quantized as activations are.
+//! Q8_0 and Q4_0 values, for each 32 values of the head: 16 half-precision scales, one a position, then 16 rows of 32
+//! bytes (Q8_0) or of 16 bytes (Q4_0: value i in the low nibble of byte i, value 16 + i in the high one, offset by 8).
+//! Four bits are only enough after a rotation that spreads outliers over the head: a Hadamard transform, which is its own
+//! inverse.
+
+use super::{HEAD_LEN_MAX, KV_BLOCK, ROWS, SPLIT};
+use crate::activations::BLOCK_WORDS;
+use crate::math::{f16_to_f32, f32_to_f16};
+use crate::matmul::accumulate;
+use crate::ops::hadamard;
+use crate::quant::Quant;
+use crate::simd::Simd;
+
+/// Type of keys or values in the cache.
+#[allow(non_camel_case_types, missing_docs)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub enum KvType {
+    #[default]
+    F16,
+    Q8_0,
+    Q4_0,
+}
+
+impl KvType {
+    /// Every type.
+    pub const ALL: &[KvType] = &[KvType::F16, KvType::Q8_0, KvType::Q4_0];
+
+    /// Name as the flags spell it.
+    pub fn name(self) -> &'static str {
+        match self {
+            KvType::F16 => "f16",
+            KvType::Q8_0 => "q8_0",
+            KvType::Q4_0 => "q4_0",
+        }
+    }
+
+    /// The type called `name`.
+    pub fn from_name(name: &str) -> Option<KvType> {
+        KvType::ALL.iter().copied().find(|ty| ty.name() == name)
+    }
+
+    /// Bytes of `head_len` values.
+    pub fn bytes(self, head_len: usize) -> usize {
+        match self {
+            KvType::F16 => 2 * head_len,
+            KvType::Q8_0 => head_len / 32 * 34,
+            KvType::Q4_0 => head_len / 32 * 18,
+        }
+    }
+
+    /// Whether heads of `head_len` values can have this type.
+    pub fn fits(self, head_len: usize) -> bool {
+        self == KvType::F16 || head_len.is_multiple_of(32)
+    }
+
+    pub(super) fn is_rotated(self) -> bool {
+        self == KvType::Q4_0
+    }
+}
+
+/// `x` as it goes into the cache.
+#[inline(always)]
+pub(super) fn rotated(ty: KvType, x: &[f32]) -> [f32; HEAD_LEN_MAX] {
+    let mut out = [0.0; HEAD_LEN_MAX];
+    out[..x.len()].copy_from_slice(x);
+    if ty.is_rotated() {
+        hadamard(&mut out[..x.len()]);
+    }
+    out
+}
+
+/// Largest quantized value of a type.
+fn steps(ty: KvType) -> f32 {
+    if ty == KvType::Q8_0 { 127.0 } else { 7.0 }
+}
+
+/// 32 values to whole numbers of at most [`steps`], and their scale in half precision.
+#[inline(always)]
+fn quantize<S: Simd>(s: S, ty: KvType, x: &[f32]) -> ([i8; 32], u16) {
+    let mut largest = s.f_splat(0.0);
+    for at in (0..32).step_by(S::LANES) {
+        largest = s.f_max(s.f_abs(s.f_load(&x[at..])), largest);
+    }
+    let scale = f32_to_f16(s.f_reduce_max(largest) / steps(ty));
+    let rounded = f16_to_f32(scale);
+    let inverse = if rounded > 0.0 { 1.0 / rounded } else { 0.0 };
+    let mut out = [0; 32];
+    for at in (0..32).step_by(S::LANES) {
+        let q = s.f_mul(s.f_load(&x[at..]), s.f_splat(inverse));
+        // The scale may have been rounded down.
+        let q = s.f_min(s.f_max(q, s.f_splat(-steps(ty))), s.f_splat(steps(ty)));
+        s.f_store_i8(q, &mut out[at..]);
+    }
+    (out, scale)
+}
+
+/// Writes the key of position `slot`.
+#[inline(always)]
+pub(super) fn write_key<S: Simd>(s: S, ty: KvType, keys: &mut [u8], slot: usize, key: &[f32]) {
+    if ty == KvType::F16 {
+        let mut half = [0; 16];
+        for at in (0..key.len()).step_by(S::LANES) {
+            s.f_store_half(s.f_load(&key[at..]), &mut half);
+            for (i, h) in half[..S::LANES].iter().enumerate() {
+                keys[2 * ((at + i) * KV_BLOCK + slot)..][..2].copy_from_slice(&h.to_le_bytes());
+            }
+        }
+        return;
+    }
+    for (block, x) in keys.chunks_exact_mut(KV_BLOCK * ty.bytes(32)).zip(key.chunks_exact(32)) {
+        let (q, scale) = quantize(s, ty, x);
+        block[2 * slot..2 * slot + 2].copy_from_slice(&scale.to_le_bytes());
+        let words = block[32..].chunks_exact_mut(4 * KV_BLOCK);
+        for (i, vector) in words.enumerate() {
+            for (j, byte) in vector[4 * slot..4 * slot + 4].iter_mut().enumerate() {
+                *byte = match ty {
+                    KvType::Q4_0 => (q[4 * i + j] + 8) as u8 | ((q[16 + 4 * i + j] + 8) as u8) << 4,
+                    _ => q[4 * i + j] as u8 ^ 0x80,
+                };
+            }
+        }
+    }
+}
+
+/// Writes the value of position `slot`.
+#[inline(always)]
+pub(super) fn write_value<S: Simd>(s: S, ty: KvType, values: &mut [u8], slot: usize, value: &[f32]) {
+    if ty == KvType::F16 {
+        let mut half = [0; 16];
+        for at in (0..value.len()).step_by(S::LANES) {
+            s.f_store_half(s.f_load(&value[at..]), &mut half);
+            let out = &mut values[2 * (slot * value.len() + at)..][..2 * S::LANES];
+            for (to, h) in out.chunks_exact_mut(2).zip(&half) {
+                to.copy_from_slice(&h.to_le_bytes());
+            }
+        }
+        return;
+    }
+    for (block, x) in values.chunks_exact_mut(KV_BLOCK * ty.bytes(32)).zip(value.chunks_exact(32)) {
+        let (q, scale) = quantize(s, ty, x);
+        block[2 * slot..2 * slot + 2].copy_from_slice(&scale.to_le_bytes());
+        if ty == KvType::Q4_0 {
+            for (i, byte) in block[32 + 16 * slot..][..16].iter_mut().enumerate() {
+                *byte = (q[i] + 8) as u8 | ((q[16 + i] + 8) as u8) << 4;
+            }
+        } else {
+            for (byte, q) in block[32 + 32 * slot..][..32].iter_mut().zip(q) {
+                *byte = q as u8;
+            }
+        }
+    }
+}
+
+/// Scores with half-precision keys: chains over the values of the head.
+#[inline(always)]
+pub(super) fn scores_f16<S: Simd, const R: usize>(
+    s: S,
+    keys: &[u8],
+    h: usize,
+    q: &[[f32; HEAD_LEN_MAX]; ROWS],
+    head_len: usize,
+) -> [S::F; R] {
+    let mut acc = [s.f_splat(0.0); R];
+    for (i, key) in keys.chunks_exact(2 * KV_BLOCK).take(head_len).enumerate() {
+        let k = s.f_load_f16(&key[2 * S::LANES * h..]);
+        for r in 0..R {
+            acc[r] = s.f_fma(k, s.f_splat(q[r][i]), acc[r]);
+        }
+    }
+    acc
+}
+
+/// Scores with keys in a panel of format `Q`: products as those of weights.
+#[inline(always)]
+pub(super) fn scores_quantized<Q: Quant, S: Simd, const R: usize>(s: S, keys: &[u8], h: usize, q: &[u32]) -> [S::F; R] {
+    let mut acc = [s.f_splat(0.0); R];
+    let (q, _) = q.as_chunks::<R>();
+    for (block, q) in keys.chunks_exact(KV_BLOCK * Q::BYTES).zip(q.chunks_exact(BLOCK_WORDS)) {
+        let head = Q::head(s, block, h);
+        let sub = Q::sub(s, block, h, head, 0);
+        accumulate::<Q, S, R>(s, &sub, q, &mut acc);
+    }
+    acc
+}
+
+/// Adds the 16 positions of a block, from position `p` of the split on, to `P` vectors of outputs from value `at` on.
+#[inline(always)]
+pub(super) fn weigh_f16<S: Simd, const R: usize, const P: usize>(
+    s: S,
+    values: &[u8],
+    head_len: usize,
+    at: usize,
+    weights: &[[f32; SPLIT]],
+    p: usize,
+    acc: &mut [[S::F; P]; R],
+) {
+    for (i, row) in values.chunks_exact(2 * head_len).enumerate() {
+        let mut v = [s.f_splat(0.0); P];
+        for (k, v) in v.iter_mut().enumerate() {
+            *v = s.f_load_f16(&row[2 * (at + k * S::LANES)..]);
+        }
+        for r in 0..R {
+            let w = s.f_splat(weights[r][p + i]);
+            for k in 0..P {
+                acc[r][k] = s.f_fma(w, v[k], acc[r][k]);
+            }
+        }
+    }
+}
+
+/// Weights times the scales of the 16 positions.
+#[inline(always)]
+fn scaled_weights<S: Simd, const R: usize>(s: S, scales: &[u8], weights: &[[f32; SPLIT]], p: usize) -> [[f32; 16]; R] {
+    let mut out = [[0.0; 16]; R];
+    for at in (0..KV_BLOCK).step_by(S::LANES) {
+        let scale = s.f_load_f16(&scales[2 * at..]);
+        for r in 0..R {
+            s.f_store(s.f_mul(s.f_load(&weights[r][p + at..]), scale), &mut out[r][at..]);
+        }
+    }
+    out
+}
+
+/// As [`weigh_f16`]: `acc = fma(weight · scale, float(q), acc)`.
+#[inline(always)]
+pub(super) fn weigh_q8_0<S: Simd, const R: usize, const P: usize>(
+    s: S,
+    values: &[u8],
+    at: usize,
+    weights: &[[f32; SPLIT]],
+    p: usize,
+    acc: &mut [[S::F; P]; R],
+) {
+    let block = &values[at / 32 * KV_BLOCK * 34..][..KV_BLOCK * 34];
+    let weights = scaled_weights::<S, R>(s, block, weights, p);
+    for (i, row) in block[32..].chunks_exact(32).enumerate() {
+        let mut v = [s.f_splat(0.0); P];
+        for (k, v) in v.iter_mut().enumerate() {
+            *v = s.v_to_f(s.v_load_i8(&row[at % 32 + k * S::LANES..]));
+        }
+        for r in 0..R {
+            let w = s.f_splat(weights[r][i]);
+            for k in 0..P {
+                acc[r][k] = s.f_fma(w, v[k], acc[r][k]);
+            }
+        }
+    }
+}
+
+/// As [`weigh_q8_0`], for nibbles.
+#[inline(always)]
+pub(super) fn weigh_q4_0<S: Simd, const R: usize, const P: usize>(
+    s: S,
+    values: &[u8],
+    at: usize,
+    weights: &[[f32; SPLIT]],
+    p: usize,
+    acc: &mut [[S::F; P]; R],
+) {
+    let block = &values[at / 32 * KV_BLOCK * 18..][..KV_BLOCK * 18];
+    let weights = scaled_weights::<S, R>(s, block, weights, p);
+    let (four, offset) = (s.v_splat(15), s.v_splat(-8));
+    for (i, row) in block[32..].chunks_exact(16).enumerate() {
+        let mut v = [s.f_splat(0.0); P];
+        for (k, v) in v.iter_mut().enumerate() {
+            let from = at % 32 + k * S::LANES;
+            let both = s.v_load_u8(&row[from % 16..]);
+            let q = s.v_and(if from < 16 { both } else { s.v_shr(both, 4) }, four);
+            *v = s.v_to_f(s.v_add(q, offset));
+        }
+        for r in 0..R {
+            let w = s.f_splat(weights[r][i]);
+            for k in 0..P {
+                acc[r][k] = s.f_fma(w, v[k], acc[r][k]);
+            }
+        }
+    }
+}
