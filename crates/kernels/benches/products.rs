@@ -1,14 +1,15 @@
-//! Products and packing, on one thread: what a core does by itself, to be held against `kernels::limits`.
+//! Products, packing and attention, on one thread: what a core does by itself, to be held against `kernels::limits`.
 //!
 //! The matrices stay in the cache. A decode kernel is fast enough when it takes in more than the core's share of the
-//! memory bandwidth; whether memory then delivers that is for `airs bench --limits` to say. GB are bytes of weights,
-//! Gelem/s are G multiply-adds a second.
+//! memory bandwidth; whether memory then delivers that is for `airs bench --limits` to say. GB are bytes of weights (of
+//! keys and values in attention), Gelem/s are G multiply-adds a second.
 
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
 use fixtures::{quantize::random_blocks, rng::Rng};
 use gguf::TensorType;
 use kernels::PANEL_ROWS;
 use kernels::activations::{Activations, Forms, Precision};
+use kernels::attention::{KV_BLOCK, KvBlocks, KvType, Scratch, Shape, attention, write_kv};
 use kernels::isa::Level;
 use kernels::matmul::{Matrix, Output, matmul};
 use kernels::quant::Format;
@@ -68,6 +69,48 @@ fn products(c: &mut Criterion) {
     }
 }
 
+/// The heads of a model of a billion parameters: one token after 4096 positions, and a prompt of 512.
+fn attentions(c: &mut Criterion) {
+    let (mut pool, level) = (Pool::new(1), Level::detect());
+    let mut group = c.benchmark_group("attention");
+    for &ty in KvType::ALL {
+        let shape = Shape {
+            heads: 32,
+            heads_kv: 8,
+            head_len: 64,
+            scale: 0.125,
+            window: None,
+            soft_cap: None,
+            type_k: ty,
+            type_v: ty,
+        };
+        let (row_len, kv_len, positions) = (shape.heads * shape.head_len, shape.heads_kv * shape.head_len, 4096);
+        let mut rng = Rng::new(3);
+        let mut blocks = vec![vec![0; shape.block_bytes()].into_boxed_slice(); positions / KV_BLOCK];
+        for position in 0..positions {
+            let (key, value) = (rng.normals(kv_len, 1.0), rng.normals(kv_len, 1.0));
+            write_kv(level, &shape, &mut blocks[position / KV_BLOCK], position % KV_BLOCK, &key, &value);
+        }
+        let kv = KvBlocks { blocks: &blocks, offset_bytes: 0 };
+        let mut scratch = Scratch::default();
+        for (name, position, tokens) in [("decode4096", positions - 1, 1), ("prefill512", 0, 512)] {
+            let q = rng.normals(tokens * row_len, 1.0);
+            let mut out = vec![0.0; tokens * row_len];
+            group.throughput(if tokens == 1 {
+                Throughput::BytesDecimal((blocks.len() * shape.block_bytes()) as u64)
+            } else {
+                // Query t sees t + 1 positions; each is one product with a key and one with a value.
+                Throughput::Elements((tokens * (tokens + 1) / 2 * 2 * row_len) as u64)
+            });
+            group.bench_function(format!("{name}/{}", ty.name()), |b| {
+                b.iter(|| {
+                    attention(&mut pool, level, &shape, kv, position, tokens, &q, row_len, &mut out, &mut scratch);
+                });
+            });
+        }
+    }
+}
+
 /// Short, so that all of them take a minute or two.
 fn settings() -> Criterion {
     Criterion::default()
@@ -80,6 +123,6 @@ fn settings() -> Criterion {
 criterion_group! {
     name = all;
     config = settings();
-    targets = packing, products
+    targets = packing, products, attentions
 }
 criterion_main!(all);
