@@ -8,6 +8,7 @@ use std::process::ExitCode;
 use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand, ValueEnum};
 use engine::Sampling;
 use kernels::isa::Isa;
+use model::KvType;
 
 use crate::values::{Counts, Tokens, at_least_one, counts, counts_from_one, not_negative, positive, share, tokens};
 
@@ -144,6 +145,12 @@ pub(crate) struct Compute {
     /// Tokens computed at once at most [short: -ub]
     #[arg(long = "ubatch-size", value_name = "N", default_value_t = 512, value_parser = at_least_one)]
     pub micro_batch: usize,
+    /// Type of the keys in the KV cache: f16, q8_0, q4_0 [short: -ctk]
+    #[arg(long = "cache-type-k", value_name = "TYPE", default_value = "f16", value_parser = kv_type)]
+    pub type_k: KvType,
+    /// Type of the values in the KV cache [short: -ctv]
+    #[arg(long = "cache-type-v", value_name = "TYPE", default_value = "f16", value_parser = kv_type)]
+    pub type_v: KvType,
 }
 
 impl Compute {
@@ -324,13 +331,23 @@ fn spell_out(args: impl Iterator<Item = OsString>) -> Vec<OsString> {
     let mut literal = false;
     let spell = |arg: OsString| {
         literal |= arg == "--";
-        match arg.to_str() {
-            Some("-ub") if !literal => "--ubatch-size".into(),
-            Some(text) if !literal && text.starts_with("-ub=") => format!("--ubatch-size{}", &text[3..]).into(),
-            _ => arg,
+        let Some(text) = arg.to_str().filter(|_| !literal) else { return arg };
+        let (flag, value) = text.find('=').map_or((text, ""), |at| text.split_at(at));
+        match LONG_FORMS.iter().find(|(short, _)| *short == flag) {
+            Some((_, long)) => format!("{long}{value}").into(),
+            None => arg,
         }
     };
     args.map(spell).collect()
+}
+
+const LONG_FORMS: &[(&str, &str)] = &[("-ub", "--ubatch-size"), ("-ctk", "--cache-type-k"), ("-ctv", "--cache-type-v")];
+
+fn kv_type(name: &str) -> Result<KvType, String> {
+    KvType::from_name(name).ok_or_else(|| {
+        let known: Vec<_> = KvType::ALL.iter().map(|ty| ty.name()).collect();
+        format!("known are {}", known.join(", "))
+    })
 }
 
 fn settings() -> Result<Settings, String> {

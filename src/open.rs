@@ -59,7 +59,13 @@ pub(crate) fn open(settings: &Settings, name: &str, compute: &Compute) -> Result
     let begin = Instant::now();
     let model = load(&path)?;
     let threads = compute.threads();
-    let options = RunnerOptions { threads, isa: settings.isa, micro_batch: compute.micro_batch, ..Default::default() };
+    let options = RunnerOptions {
+        threads,
+        isa: settings.isa,
+        micro_batch: compute.micro_batch,
+        type_k: compute.type_k,
+        type_v: compute.type_v,
+    };
     let engine = Engine::new(Arc::new(model), &options).map_err(|e| Failure::at(&path.display().to_string(), e))?;
     let load_ms = begin.elapsed().as_secs_f64() * 1e3;
     let label = match Name::parse(name) {

@@ -14,9 +14,6 @@ use crate::interrupt::Stoppable;
 use crate::open::{Opened, open};
 use crate::terminal::{Progress, print, print_json, say, size};
 
-/// Type of the KV cache: the runner has only this one.
-const KV_TYPE: &str = "f16";
-
 /// What one test does.
 #[derive(Debug, Clone, Copy)]
 struct Test {
@@ -175,7 +172,8 @@ fn json_of(opened: &mut Opened, Measured { test, samples, limit }: &Measured) ->
         "n_parallel": test.parallel,
         "n_threads": opened.threads,
         "isa": opened.engine.runner().isa().name(),
-        "type_k": KV_TYPE,
+        "type_k": opened.engine.runner().kv_types().0.name(),
+        "type_v": opened.engine.runner().kv_types().1.name(),
         "samples_ts": samples.iter().map(|&s| rounded(s)).collect::<Vec<_>>(),
         "median_ts": rounded(median(samples)),
     });
