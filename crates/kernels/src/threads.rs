@@ -1,5 +1,8 @@
 //! A fork-join pool in which work is taken, not dealt out.
 //!
+//! Each thread begins at a place of its own and takes the tasks behind it in order, so that it reads weights as one stream
+//! (two threads that took turns read 20-30 % slower than one alone); out of tasks, it takes those of the others.
+//!
 //! The caller of [`Pool::run`] works too. Helpers spin for a short while between regions, then park. A helper that the
 //! system has descheduled is not waited for: a region ends when all its tasks are done, and a helper that never entered
 //! it has nothing to finish. So a busy neighbour on one core costs its share of that core and no more.
@@ -22,11 +25,16 @@ const COUNT: u64 = CLOSED - 1;
 /// Looks at the state before a thread parks: some tens of microseconds, longer than the serial parts of a step.
 const SPINS: u32 = 4_000;
 
+/// A value with a cache line of its own.
+#[repr(align(128))]
+struct Line<T>(T);
+
 type Job = *const (dyn Fn(usize) + Sync);
 
 struct Shared {
     state: AtomicU64,
-    next: AtomicUsize,
+    /// Next task of each thread's own stretch.
+    next: Vec<Line<AtomicUsize>>,
     tasks: AtomicUsize,
     job: UnsafeCell<Option<Job>>,
     stop: AtomicBool,
@@ -54,7 +62,7 @@ impl Pool {
         let helpers = threads.saturating_sub(1);
         let shared = Arc::new(Shared {
             state: AtomicU64::new(CLOSED),
-            next: AtomicUsize::new(0),
+            next: (0..=helpers).map(|_| Line(AtomicUsize::new(0))).collect(),
             tasks: AtomicUsize::new(0),
             job: UnsafeCell::new(None),
             stop: AtomicBool::new(false),
@@ -91,7 +99,9 @@ impl Pool {
             *shared.job.get() = Some(std::mem::transmute::<*const (dyn Fn(usize) + Sync + '_), Job>(job));
             *shared.caller.get() = Some(std::thread::current());
         }
-        shared.next.store(0, Ordering::Relaxed);
+        for (i, next) in shared.next.iter().enumerate() {
+            next.0.store(shared.stretch(i, tasks).start, Ordering::Relaxed);
+        }
         shared.tasks.store(tasks, Ordering::Relaxed);
         let epoch = (shared.state.load(Ordering::Relaxed) >> 32) + 1;
         shared.state.store(epoch << 32, Ordering::SeqCst);
@@ -102,7 +112,7 @@ impl Pool {
         }
         // The guard closes the region also when a task of ours panics.
         let guard = Close(shared);
-        while let Some(i) = shared.take() {
+        while let Some(i) = shared.take(0) {
             task(i);
         }
         drop(guard);
@@ -151,14 +161,34 @@ impl Drop for Pool {
 }
 
 impl Shared {
-    fn take(&self) -> Option<usize> {
+    /// The tasks that thread `thread` takes first.
+    fn stretch(&self, thread: usize, tasks: usize) -> std::ops::Range<usize> {
+        let threads = self.next.len();
+        thread * tasks / threads..(thread + 1) * tasks / threads
+    }
+
+    /// A task for `thread`: the next of its own stretch, else of the others'.
+    fn take(&self, thread: usize) -> Option<usize> {
         let tasks = self.tasks.load(Ordering::Relaxed);
-        // The plain load keeps threads that wait at the end from bouncing the line.
-        if self.next.load(Ordering::Relaxed) >= tasks {
-            return None;
+        for i in 0..self.next.len() {
+            let owner = (thread + i) % self.next.len();
+            let (next, end) = (&self.next[owner].0, self.stretch(owner, tasks).end);
+            // The plain load keeps threads that wait at the end from bouncing the line.
+            if next.load(Ordering::Relaxed) < end {
+                let task = next.fetch_add(1, Ordering::Relaxed);
+                if task < end {
+                    return Some(task);
+                }
+            }
         }
-        let i = self.next.fetch_add(1, Ordering::Relaxed);
-        (i < tasks).then_some(i)
+        None
+    }
+
+    /// Leaves no task to take.
+    fn empty(&self) {
+        for next in &self.next {
+            next.0.store(usize::MAX / 2, Ordering::Relaxed);
+        }
     }
 }
 
@@ -169,7 +199,7 @@ impl Drop for Close<'_> {
     fn drop(&mut self) {
         let shared = self.0;
         if std::thread::panicking() {
-            shared.next.store(usize::MAX / 2, Ordering::Relaxed);
+            shared.empty();
         }
         let mut state = shared.state.fetch_or(CLOSED, Ordering::AcqRel);
         let mut spins = 0;
@@ -199,7 +229,7 @@ fn help(shared: &Shared, index: usize) {
             if shared.state.compare_exchange(state, state + 1, Ordering::AcqRel, Ordering::Relaxed).is_ok() {
                 seen = state >> 32;
                 spins = 0;
-                work(shared);
+                work(shared, index + 1);
             }
         } else if spins < SPINS {
             spins += 1;
@@ -217,12 +247,12 @@ fn help(shared: &Shared, index: usize) {
 }
 
 /// Works inside a region that this helper has entered.
-fn work(shared: &Shared) {
+fn work(shared: &Shared, thread: usize) {
     // SAFETY: invariants 1 and 2: we are inside, so the job is set and alive.
     let (job, caller) =
         unsafe { (&*(*shared.job.get()).expect("an open region has a job"), (*shared.caller.get()).clone()) };
     let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
-        while let Some(i) = shared.take() {
+        while let Some(i) = shared.take(thread) {
             job(i);
         }
     }));
