@@ -24,6 +24,9 @@ impl<const DOT: bool> Neon<DOT> {
 
     /// Runs `op` compiled for these instructions.
     pub(crate) fn run<O: Op>(self, op: O) -> O::Out {
+        // Every arm64 processor that Rust knows has neon, so it could be inlined in the dispatch; apart, it is compiled
+        // beside the scalar code instead of after it.
+        #[inline(never)]
         #[target_feature(enable = "neon")]
         fn plain<O: Op, const DOT: bool>(s: Neon<DOT>, op: O) -> O::Out {
             op.run(s)
@@ -90,11 +93,11 @@ fn without_offset(w: uint32x4_t) -> uint32x4_t {
     isa!(veorq_u32(w, vdupq_n_u32(0x8080_8080)))
 }
 
-/// 4 bytes as one vector register holds them, the rest zero.
+/// 4 bytes in the low half of a register, in one load.
 #[inline(always)]
 fn four_bytes(from: &[u8]) -> uint32x2_t {
-    let word = u32::from_le_bytes([from[0], from[1], from[2], from[3]]);
-    isa!(vset_lane_u32::<0>(word, vdup_n_u32(0)))
+    let from = &from[..N];
+    isa!(vdup_n_u32(from.as_ptr().cast::<u32>().read_unaligned()))
 }
 
 impl<const DOT: bool> Simd for Neon<DOT> {
@@ -260,7 +263,7 @@ impl<const DOT: bool> Simd for Neon<DOT> {
         isa!(vreinterpretq_f32_u32(x))
     }
 
-    /// Reads activations four words at a time: the words of `x` must be a multiple of four.
+    /// Reads the words of `x` in fours, so its end must not cut the four of a word that is used.
     #[inline(always)]
     fn dot<const G: usize>(
         self,
