@@ -109,6 +109,8 @@ impl Template {
         let mut environment = Environment::new();
         let syntax = SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build();
         environment.set_syntax(syntax.map_err(error)?);
+        // An error about an undefined value names it; by itself the library does so in debug builds only.
+        environment.set_debug(true);
         environment.set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
         environment.add_filter("tojson", json::to_json);
         environment.add_function("raise_exception", raise_exception);
