@@ -85,7 +85,7 @@ fn a_failing_template_names_its_line() {
     assert_eq!(error.line, 2);
     let error = text("a\n\n\n{{ missing.field }}").unwrap_err();
     assert_eq!(error.line, 4);
-    assert!(error.reason.contains("undefined"), "{error}");
+    assert!(error.reason.contains("missing"), "{error}");
 }
 
 #[test]
