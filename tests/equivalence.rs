@@ -42,10 +42,6 @@ fn gate_1(path: &Path) {
     for &isa in Isa::ALL.iter().filter(|isa| isa.available()) {
         for threads in [1, 2] {
             for chunk in [tokens.len(), 7, 1] {
-                // The scalar definition is slow: one pass on each thread count shows what the others would.
-                if isa == Isa::Scalar && threads == 1 && chunk != tokens.len() {
-                    continue;
-                }
                 let got = logits(&model, isa, threads, chunk, &tokens);
                 let differ = got.iter().zip(&want).filter(|(g, w)| g != w).count();
                 assert_eq!(differ, 0, "of {} logits: {isa}, {threads} threads, chunks of {chunk}", want.len());

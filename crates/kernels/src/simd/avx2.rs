@@ -272,7 +272,8 @@ impl<const VNNI: u8> Simd for Avx2<VNNI> {
         let in_i16 = match bits {
             0..=4 => 8,
             5 => 4,
-            _ => 2,
+            6 => 2,
+            _ => 1,
         };
         let mut acc = acc;
         let mut i = range.start;
