@@ -1,0 +1,133 @@
+//! Tiny random models of every architecture and tensor type: near the plain F32 computation of the same file, and the same
+//! bits on every path. What no real file of the tests has (Qwen 3, frequency factors, most types) is covered here.
+
+use fixtures::reference::Reference;
+use fixtures::tiny_model::{self, Architecture, TinySpec};
+use gguf::TensorType;
+use model::{Isa, KvType, Model, Row, Runner, RunnerOptions};
+use std::path::PathBuf;
+use std::sync::Arc;
+
+const TYPES: &[TensorType] = &[
+    TensorType::F32,
+    TensorType::F16,
+    TensorType::BF16,
+    TensorType::Q4_0,
+    TensorType::Q4_1,
+    TensorType::Q5_0,
+    TensorType::Q5_1,
+    TensorType::Q8_0,
+    TensorType::Q2_K,
+    TensorType::Q3_K,
+    TensorType::Q4_K,
+    TensorType::Q5_K,
+    TensorType::Q6_K,
+    TensorType::IQ4_NL,
+    TensorType::IQ4_XS,
+    TensorType::MXFP4,
+];
+
+/// Longer than the window of Gemma 3's local layers and than a KV block.
+const TOKENS: usize = 41;
+
+fn tokens() -> Vec<u32> {
+    (0..TOKENS).map(|i| (i * 73 % 290) as u32).collect()
+}
+
+fn written(directory: &tempfile::TempDir, spec: &TinySpec) -> PathBuf {
+    let path = directory.path().join(format!("{}-{}.gguf", spec.architecture.name(), spec.tensor_type));
+    tiny_model::write(&path, spec).expect("a small file");
+    path
+}
+
+/// Logits at every position, fed in pieces of `chunk`.
+fn logits(model: &Arc<Model>, options: &RunnerOptions, chunk: usize) -> Vec<f32> {
+    let mut runner = Runner::new(Arc::clone(model), options).expect("an instruction set that this machine has");
+    let sequence = runner.sequence_open(TOKENS);
+    let mut all = Vec::new();
+    for piece in tokens().chunks(chunk) {
+        let rows: Vec<Row> = piece.iter().map(|&token| Row { sequence, token, logits: true }).collect();
+        all.extend_from_slice(runner.forward(&rows).expect("room for all"));
+    }
+    all
+}
+
+fn load(path: &std::path::Path) -> Arc<Model> {
+    Arc::new(Model::load(path, &mut |_, _| ()).unwrap_or_else(|e| panic!("{e}")))
+}
+
+/// Root mean square of the difference over that of the truth.
+fn relative_error(got: &[f32], want: &[f32]) -> f64 {
+    assert_eq!(got.len(), want.len());
+    let square = |x: f32| f64::from(x) * f64::from(x);
+    let error: f64 = got.iter().zip(want).map(|(&g, &w)| square(g - w)).sum();
+    let size: f64 = want.iter().map(|&w| square(w)).sum();
+    assert!(size > 0.0, "logits of zero prove nothing");
+    (error / size).sqrt()
+}
+
+#[test]
+fn every_architecture_and_type_is_near_a_plain_f32_computation() {
+    let directory = tempfile::tempdir().expect("a directory");
+    for architecture in Architecture::ALL {
+        for &tensor_type in TYPES {
+            let path = written(&directory, &TinySpec::new(architecture, tensor_type));
+            let want = Reference::open(&path).expect("a model for the reference").logits(&tokens()).concat();
+            let got = logits(&load(&path), &RunnerOptions::default(), TOKENS);
+            let error = relative_error(&got, &want);
+            // Float weights meet float activations, so that only the half-precision cache is left; else 8 bits.
+            let floats = matches!(tensor_type, TensorType::F32 | TensorType::F16 | TensorType::BF16);
+            let limit = if floats { 1e-3 } else { 2e-2 };
+            eprintln!("{} {tensor_type}: {error:.2e}", architecture.name());
+            assert!(error < limit, "{} {tensor_type}: relative error {error:e}", architecture.name());
+        }
+    }
+}
+
+#[test]
+fn frequency_factors_change_the_logits_and_agree_with_the_reference() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let mut results = Vec::new();
+    for rope_freqs in [true, false] {
+        let spec = TinySpec { rope_freqs, ..TinySpec::new(Architecture::Llama, TensorType::F32) };
+        let path = written(&directory, &spec);
+        let want = Reference::open(&path).expect("a model for the reference").logits(&tokens()).concat();
+        let got = logits(&load(&path), &RunnerOptions::default(), TOKENS);
+        assert!(relative_error(&got, &want) < 1e-3);
+        results.push(got);
+    }
+    assert!(relative_error(&results[0], &results[1]) > 1e-2, "the factors made no difference");
+}
+
+#[test]
+fn every_architecture_and_type_gives_the_same_bits_on_every_path() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let isas: Vec<Isa> = Isa::ALL.iter().copied().filter(|isa| isa.available()).collect();
+    let mut compared = 0;
+    for architecture in Architecture::ALL {
+        for &tensor_type in TYPES {
+            let model = load(&written(&directory, &TinySpec::new(architecture, tensor_type)));
+            for kv in [KvType::F16, KvType::Q8_0, KvType::Q4_0] {
+                let options = RunnerOptions { type_k: kv, type_v: kv, ..Default::default() };
+                // The cache's type shows in every architecture; the types of weights need it only once.
+                if kv != KvType::F16 && tensor_type != TensorType::Q4_K {
+                    continue;
+                }
+                let bits = |options: &RunnerOptions, chunk| -> Vec<u32> {
+                    logits(&model, options, chunk).iter().map(|x| x.to_bits()).collect()
+                };
+                let want = bits(&RunnerOptions { isa: Some(Isa::Scalar), ..options.clone() }, TOKENS);
+                for &isa in &isas {
+                    for (threads, chunk) in [(1, TOKENS), (2, 7), (2, 1)] {
+                        let options = RunnerOptions { isa: Some(isa), threads, ..options.clone() };
+                        let same = bits(&options, chunk) == want;
+                        let name = architecture.name();
+                        assert!(same, "{name} {tensor_type} cache {} {isa}, {threads} threads, chunk {chunk}", kv.name());
+                        compared += 1;
+                    }
+                }
+            }
+        }
+    }
+    assert_eq!(compared, isas.len() * 3 * Architecture::ALL.len() * (TYPES.len() + 2));
+}
