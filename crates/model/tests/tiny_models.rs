@@ -122,7 +122,11 @@ fn every_architecture_and_type_gives_the_same_bits_on_every_path() {
                         let options = RunnerOptions { isa: Some(isa), threads, ..options.clone() };
                         let same = bits(&options, chunk) == want;
                         let name = architecture.name();
-                        assert!(same, "{name} {tensor_type} cache {} {isa}, {threads} threads, chunk {chunk}", kv.name());
+                        assert!(
+                            same,
+                            "{name} {tensor_type} cache {} {isa}, {threads} threads, chunk {chunk}",
+                            kv.name()
+                        );
                         compared += 1;
                     }
                 }
