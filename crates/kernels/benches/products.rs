@@ -56,7 +56,8 @@ fn products(c: &mut Criterion) {
             let raw = raw_rows(format);
             let mut panels = vec![0; raw.len()];
             pack(format, &raw, &mut panels);
-            let matrix = Matrix { format, rows: ROWS, cols: COLS, panels: &panels, bias: None };
+            let matrix =
+                Matrix { format, rows: ROWS, cols: COLS, panels: &panels, bias: None, precision: Precision::Single };
             acts.fill(&mut pool, level, &x, COLS, COLS, tokens, None, Forms::of([format]), Precision::Single);
             group.throughput(match tokens {
                 1 => Throughput::BytesDecimal(panels.len() as u64),

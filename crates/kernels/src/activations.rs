@@ -1,13 +1,12 @@
-//! Activations, made ready for the matrix products: quantized to 8 bits with a scale per 16 columns, or as floats.
+//! Activations, made ready for the matrix products: quantized to 8 bits with a scale per 32 columns, or as floats.
 //!
 //! Each token is quantized by itself, so batch neighbours cannot matter. Tokens are interleaved in groups of G (1, 2, 4,
 //! 8 or 16: as many as an instruction set has accumulators for). For each 32 columns a group holds `BLOCK_WORDS` rows
-//! of G words: eight with four columns each, then what the constants below name, for the first 16 columns (low) and the
-//! last 16 (high). The layout depends on the instruction set, the results do not.
+//! of G words: eight with four columns each, then what the constants below name. The layout depends on the instruction
+//! set, the results do not.
 //!
-//! With [`Precision::Double`] a token takes two rows of a group, its quantized values and the quantized rest, whose
-//! products are added: twice the multiplications, 254 times the resolution. A decode step reads weights for as long as
-//! that takes anyway.
+//! With [`Precision::Double`] the rest of each value is quantized too, in a buffer of the same layout: products with both
+//! are added, which gives twice the multiplications and 254 times the resolution.
 
 use crate::isa::Level;
 use crate::math::sum16;
@@ -15,17 +14,15 @@ use crate::simd::{Op, Simd};
 use crate::threads::Pool;
 
 /// Rows of words for 32 columns.
-pub(crate) const BLOCK_WORDS: usize = 15;
-/// Scales, as floats.
-pub(crate) const SCALE_LOW: usize = 8;
-pub(crate) const SCALE_HIGH: usize = 9;
-/// Sums of the quantized columns, negated, as integers.
-pub(crate) const NEG_SUM_LOW: usize = 10;
-pub(crate) const NEG_SUM_HIGH: usize = 11;
-/// Sums times their scales, and both together.
-pub(crate) const SUM_LOW: usize = 12;
-pub(crate) const SUM_HIGH: usize = 13;
-pub(crate) const SUM: usize = 14;
+pub(crate) const BLOCK_WORDS: usize = 13;
+/// Scale, a float.
+pub(crate) const SCALE: usize = 8;
+/// Sum of the quantized columns times the scale, a float.
+pub(crate) const SUM: usize = 9;
+/// Sums of the quantized columns, negated, as integers: of all, of the first 16 and of the last 16.
+pub(crate) const NEG_SUM: usize = 10;
+pub(crate) const NEG_SUM_LOW: usize = 11;
+pub(crate) const NEG_SUM_HIGH: usize = 12;
 
 /// A normalization applied on the way in.
 #[derive(Debug, Clone, Copy)]
@@ -46,23 +43,33 @@ pub enum Precision {
     Double,
 }
 
+/// A form of the activations.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Form {
+    /// 8-bit.
+    Quantized,
+    /// What 8 bits have left over, in 8 bits.
+    Rest,
+    /// Floats: `[col][G]` in a group.
+    Floats,
+}
+
 /// Activations of a batch for weights of `cols` columns.
 #[derive(Debug, Default)]
 pub struct Activations {
     tokens: usize,
     cols: usize,
     group_max: usize,
-    /// Rows that a token takes in its group: 2 with double precision.
-    copies: usize,
     quantized: Vec<u32>,
+    rest: Vec<u32>,
     floats: Vec<u32>,
-    has_quantized: bool,
-    has_floats: bool,
+    forms: Forms,
+    precision: Precision,
 }
 
-/// Rows of the group that starts at row `start` of `rows`, and its width (a power of two, at least as many).
-pub(crate) fn group_at(start: usize, rows: usize, group_max: usize) -> (usize, usize) {
-    let len = (rows - start).min(group_max);
+/// Tokens of the group that starts at token `start` of `tokens`, and its width (a power of two, at least as many).
+pub(crate) fn group_at(start: usize, tokens: usize, group_max: usize) -> (usize, usize) {
+    let len = (tokens - start).min(group_max);
     (len, len.next_power_of_two())
 }
 
@@ -77,28 +84,26 @@ impl Activations {
         self.cols
     }
 
-    /// Rows of a group, at most.
+    /// Tokens of a group, at most.
     pub(crate) fn group_max(&self) -> usize {
         self.group_max
     }
 
-    /// Rows of a token for weights that take `floats` or not.
-    pub(crate) fn copies(&self, floats: bool) -> usize {
-        if floats { 1 } else { self.copies }
-    }
-
-    /// Words of the group that starts at row `start`: quantized, or floats (`[col][G]`).
-    pub(crate) fn group(&self, start: usize, floats: bool) -> &[u32] {
-        let (_, width) = group_at(start, self.tokens * self.copies(floats), self.group_max);
-        let per_token = if floats { self.cols } else { self.cols / 32 * BLOCK_WORDS };
-        let (buffer, ready) =
-            if floats { (&self.floats, self.has_floats) } else { (&self.quantized, self.has_quantized) };
-        assert!(ready, "the activations were not prepared for this format");
+    /// Words of the group that starts at token `start`.
+    pub(crate) fn group(&self, start: usize, form: Form) -> &[u32] {
+        let (_, width) = group_at(start, self.tokens, self.group_max);
+        let (buffer, ready) = match form {
+            Form::Quantized => (&self.quantized, self.forms.quantized),
+            Form::Rest => (&self.rest, self.forms.quantized && self.precision == Precision::Double),
+            Form::Floats => (&self.floats, self.forms.floats),
+        };
+        assert!(ready, "the activations were not prepared as {form:?}");
+        let per_token = words_per_token(self.cols, form == Form::Floats);
         &buffer[start * per_token..(start + width) * per_token]
     }
 
-    /// Takes `tokens` rows of `cols` values, `stride` apart in `x`, normalized by `norm` if there is one. `quantize` and
-    /// `floats` say which forms the following products need (see `Format::float_activations`).
+    /// Takes `tokens` rows of `cols` values, `stride` apart in `x`, normalized by `norm` if there is one. `forms` says
+    /// which forms the following products need (see `Format::float_activations`), `precision` the finest of them.
     #[allow(clippy::too_many_arguments)]
     pub fn fill(
         &mut self,
@@ -122,42 +127,49 @@ impl Activations {
             x.len()
         );
         (self.tokens, self.cols, self.group_max) = (tokens, cols, level.run(GroupMax));
-        // A group of one row (an instruction set with few registers never has that) could not hold a token's two.
-        self.copies = if precision == Precision::Double && self.group_max > 1 { 2 } else { 1 };
-        (self.has_quantized, self.has_floats) = (forms.quantized, forms.floats);
-        for (wanted, floats) in [(forms.quantized, false), (forms.floats, true)] {
-            if wanted && tokens > 0 {
-                self.fill_form(pool, level, x, stride, norm, floats);
+        (self.forms, self.precision) = (forms, precision);
+        if tokens == 0 {
+            return;
+        }
+        let group_max = self.group_max;
+        // Only the last group can be wider than its tokens.
+        let last = (tokens - 1) / group_max * group_max;
+        let padded = last + group_at(last, tokens, group_max).1;
+        let ready = |buffer: &mut Vec<u32>, wanted: bool, floats: bool| {
+            let words = if wanted { padded * words_per_token(cols, floats) } else { 0 };
+            if buffer.len() < words {
+                buffer.resize(words, 0);
             }
-        }
-    }
-
-    fn fill_form(
-        &mut self,
-        pool: &mut Pool,
-        level: Level,
-        x: &[f32],
-        stride: usize,
-        norm: Option<Norm<'_>>,
-        floats: bool,
-    ) {
-        let (cols, group_max, copies) = (self.cols, self.group_max, self.copies(floats));
-        let rows = self.tokens * copies;
-        let per_row = if floats { cols } else { cols / 32 * BLOCK_WORDS };
-        let buffer = if floats { &mut self.floats } else { &mut self.quantized };
-        // Only the last group can be wider than its rows.
-        let last = (rows - 1) / group_max * group_max;
-        let words = (last + group_at(last, rows, group_max).1) * per_row;
-        if buffer.len() < words {
-            buffer.resize(words, 0);
-        }
-        pool.run_chunks(&mut buffer[..words], group_max * per_row, |i, out| {
+            words
+        };
+        let words = ready(&mut self.quantized, forms.quantized, false);
+        let rest_words = ready(&mut self.rest, forms.quantized && precision == Precision::Double, false);
+        let float_words = ready(&mut self.floats, forms.floats, true);
+        let rows = |i: usize| {
             let start = i * group_max;
-            let (len, width) = group_at(start, rows, group_max);
-            let x = &x[start / copies * stride..];
-            level.run(FillGroup { rows: x, stride, cols, tokens: len / copies, copies, width, norm, out, floats });
+            let (len, width) = group_at(start, tokens, group_max);
+            Rows { x: &x[start * stride..], stride, cols, tokens: len, width, norm }
+        };
+        let per_group = group_max * words_per_token(cols, false);
+        if rest_words > 0 {
+            let both = (&mut self.quantized[..words], &mut self.rest[..words]);
+            pool.run_chunk_pairs(both, per_group, |i, out, rest| {
+                level.run(Quantize { rows: rows(i), out, rest: Some(rest) });
+            });
+        } else {
+            pool.run_chunks(&mut self.quantized[..words], per_group, |i, out| {
+                level.run(Quantize { rows: rows(i), out, rest: None });
+            });
+        }
+        let per_group = group_max * words_per_token(cols, true);
+        pool.run_chunks(&mut self.floats[..float_words], per_group, |i, out| {
+            level.run(Interleave { rows: rows(i), out });
         });
     }
+}
+
+fn words_per_token(cols: usize, floats: bool) -> usize {
+    if floats { cols } else { cols / 32 * BLOCK_WORDS }
 }
 
 /// Which forms of the activations are wanted.
@@ -194,41 +206,72 @@ impl Op for GroupMax {
     }
 }
 
-struct FillGroup<'a> {
-    rows: &'a [f32],
+/// The rows of one group.
+struct Rows<'a> {
+    x: &'a [f32],
     stride: usize,
     cols: usize,
     tokens: usize,
-    copies: usize,
     width: usize,
     norm: Option<Norm<'a>>,
-    out: &'a mut [u32],
-    floats: bool,
 }
 
-impl Op for FillGroup<'_> {
+impl Rows<'_> {
+    /// Row `t`, and the factors of its columns and of all of it.
+    #[inline(always)]
+    fn row<S: Simd>(&self, s: S, t: usize) -> (&[f32], Option<(&[f32], f32)>) {
+        let row = &self.x[t * self.stride..][..self.cols];
+        (row, self.norm.map(|norm| (&norm.weight[..self.cols], rms_scale(s, row, norm.epsilon))))
+    }
+}
+
+struct Quantize<'a> {
+    rows: Rows<'a>,
+    out: &'a mut [u32],
+    rest: Option<&'a mut [u32]>,
+}
+
+impl Op for Quantize<'_> {
+    type Out = ();
+    #[inline(always)]
+    fn run<S: Simd>(mut self, s: S) {
+        let width = self.rows.width;
+        if self.rows.tokens < width {
+            self.out.fill(0);
+            self.rest.iter_mut().for_each(|rest| rest.fill(0));
+        }
+        for t in 0..self.rows.tokens {
+            let (row, norm) = self.rows.row(s, t);
+            for (b, x) in row.chunks_exact(32).enumerate() {
+                let norm = norm.map(|(w, scale)| (&w[32 * b..32 * b + 32], scale));
+                let words = BLOCK_WORDS * width * b..BLOCK_WORDS * width * (b + 1);
+                let rest = self.rest.as_mut().map(|rest| &mut rest[words.clone()]);
+                quantize_block(s, x, norm, width, t, &mut self.out[words], rest);
+            }
+        }
+    }
+}
+
+struct Interleave<'a> {
+    rows: Rows<'a>,
+    out: &'a mut [u32],
+}
+
+impl Op for Interleave<'_> {
     type Out = ();
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
-        if self.tokens * self.copies < self.width {
-            self.out.fill(0);
-        }
-        for t in 0..self.tokens {
-            let row = &self.rows[t * self.stride..][..self.cols];
-            let scale = self.norm.map(|norm| rms_scale(s, row, norm.epsilon));
-            let norm = self.norm.zip(scale).map(|(norm, scale)| (&norm.weight[..self.cols], scale));
-            if self.floats {
-                for (k, &x) in row.iter().enumerate() {
-                    let x = norm.map_or(x, |(weight, scale)| x * scale * weight[k]);
-                    self.out[k * self.width + t] = x.to_bits();
-                }
-            } else {
-                let group = self.out.chunks_exact_mut(BLOCK_WORDS * self.width);
-                for (b, (block, x)) in group.zip(row.chunks_exact(32)).enumerate() {
-                    let norm = norm.map(|(w, scale)| (&w[32 * b..32 * b + 32], scale));
-                    quantize_block(s, x, norm, block, self.width, t * self.copies, self.copies);
-                }
+        let width = self.rows.width;
+        for t in 0..self.rows.tokens {
+            let (row, norm) = self.rows.row(s, t);
+            for (k, &x) in row.iter().enumerate() {
+                let x = norm.map_or(x, |(weight, scale)| x * scale * weight[k]);
+                self.out[k * width + t] = x.to_bits();
             }
+        }
+        // The tokens that fill up a group must be numbers that do not slow the multiplications.
+        for column in self.out.chunks_exact_mut(width) {
+            column[self.rows.tokens..].fill(0);
         }
     }
 }
@@ -253,60 +296,72 @@ pub(crate) fn rms_scale<S: Simd>(s: S, row: &[f32], epsilon: f32) -> f32 {
     1.0 / (sum / row.len() as f32 + epsilon).sqrt()
 }
 
-/// Quantizes 32 columns into rows `row` (and `row + 1`, the rest, with two `copies`) of a group.
+/// Quantizes 32 columns into row `row` of a block of a group of `width`; what is left over into that of `rest`.
 #[inline(always)]
 pub(crate) fn quantize_block<S: Simd>(
     s: S,
     x: &[f32],
     norm: Option<(&[f32], f32)>,
-    out: &mut [u32],
     width: usize,
     row: usize,
-    copies: usize,
+    out: &mut [u32],
+    rest: Option<&mut [u32]>,
 ) {
     let zero = s.f_splat(0.0);
-    let parts = 16 / S::LANES;
-    let mut sums = [[0.0; 2]; 2];
-    for half in 0..2 {
-        // As many vectors as 16 columns take; the rest of the array is not used.
-        let mut values = [zero; 4];
-        let mut largest = zero;
-        for h in 0..parts {
-            let at = 16 * half + h * S::LANES;
-            let mut v = s.f_load(&x[at..]);
-            if let Some((weight, scale)) = norm {
-                v = s.f_mul(s.f_mul(v, s.f_splat(scale)), s.f_load(&weight[at..]));
-            }
-            values[h] = v;
-            largest = s.f_max(s.f_abs(v), largest);
+    // As many vectors as 32 columns take; the rest of the array is not used.
+    let mut values = [zero; 32 / LANES_MIN];
+    let values = &mut values[..32 / S::LANES];
+    let mut largest = zero;
+    for (h, value) in values.iter_mut().enumerate() {
+        let at = h * S::LANES;
+        let mut v = s.f_load(&x[at..]);
+        if let Some((weight, scale)) = norm {
+            v = s.f_mul(s.f_mul(v, s.f_splat(scale)), s.f_load(&weight[at..]));
         }
-        let largest = s.f_reduce_max(largest);
-        let (mut scale, mut inverse) = (largest / 127.0, if largest > 0.0 { 127.0 / largest } else { 0.0 });
-        for copy in 0..copies {
-            let mut bytes = [0i8; 16];
-            let mut sum = zero;
-            for h in 0..parts {
-                let q = s.f_round(s.f_mul(values[h], s.f_splat(inverse)));
-                s.f_store_i8(q, &mut bytes[h * S::LANES..]);
-                values[h] = s.f_fma(q, s.f_splat(-scale), values[h]);
-                sum = s.f_add(sum, q);
-            }
-            // Whole numbers: exact in any order.
-            let sum = s.f_reduce_add(sum);
-            let t = row + copy;
-            let (words, _) = bytes.as_chunks::<4>();
-            for (i, word) in words.iter().enumerate() {
-                out[(4 * half + i) * width + t] = u32::from_le_bytes(word.map(|b| b as u8));
-            }
-            sums[copy][half] = scale * sum;
-            out[(SCALE_LOW + half) * width + t] = scale.to_bits();
-            out[(NEG_SUM_LOW + half) * width + t] = -(sum as i32) as u32;
-            out[(SUM_LOW + half) * width + t] = sums[copy][half].to_bits();
-            // The rest is at most half a step: 127 of its own.
-            (scale, inverse) = (scale / 254.0, inverse * 254.0);
-        }
+        *value = v;
+        largest = s.f_max(s.f_abs(v), largest);
     }
-    for (copy, sums) in sums[..copies].iter().enumerate() {
-        out[SUM * width + row + copy] = (sums[0] + sums[1]).to_bits();
+    let largest = s.f_reduce_max(largest);
+    let (scale, inverse) = (largest / 127.0, if largest > 0.0 { 127.0 / largest } else { 0.0 });
+    round_block(s, values, scale, inverse, width, row, out);
+    if let Some(rest) = rest {
+        // The rest is at most half a step: 127 of its own.
+        round_block(s, values, scale / 254.0, inverse * 254.0, width, row, rest);
     }
+}
+
+/// Lanes of the narrowest vectors.
+const LANES_MIN: usize = 4;
+
+/// Writes `values` in steps of `scale`, and keeps what is left over of them.
+#[inline(always)]
+fn round_block<S: Simd>(
+    s: S,
+    values: &mut [S::F],
+    scale: f32,
+    inverse: f32,
+    width: usize,
+    row: usize,
+    out: &mut [u32],
+) {
+    let mut bytes = [0i8; 32];
+    let mut sums = [s.f_splat(0.0); 2];
+    for (h, value) in values.iter_mut().enumerate() {
+        let q = s.f_round(s.f_mul(*value, s.f_splat(inverse)));
+        s.f_store_i8(q, &mut bytes[h * S::LANES..]);
+        *value = s.f_fma(q, s.f_splat(-scale), *value);
+        let half = h * S::LANES / 16;
+        sums[half] = s.f_add(sums[half], q);
+    }
+    // Whole numbers: exact in any order.
+    let [low, high] = sums.map(|sum| s.f_reduce_add(sum));
+    let (words, _) = bytes.as_chunks::<4>();
+    for (i, word) in words.iter().enumerate() {
+        out[i * width + row] = u32::from_le_bytes(word.map(|b| b as u8));
+    }
+    out[SCALE * width + row] = scale.to_bits();
+    out[SUM * width + row] = (scale * (low + high)).to_bits();
+    out[NEG_SUM * width + row] = -((low + high) as i32) as u32;
+    out[NEG_SUM_LOW * width + row] = -(low as i32) as u32;
+    out[NEG_SUM_HIGH * width + row] = -(high as i32) as u32;
 }

@@ -148,6 +148,26 @@ impl Pool {
         let shape = GridShape { rows: 1, row_len: data.len(), cell_rows: 1, cell_cols: chunk_len.max(1) };
         self.run_grid(data, shape, |_, col, cell| task(col / chunk_len.max(1), cell.row(0)));
     }
+
+    /// As [`Self::run_chunks`], with the same pieces of two buffers.
+    pub fn run_chunk_pairs<T: Send>(
+        &mut self,
+        (a, b): (&mut [T], &mut [T]),
+        chunk_len: usize,
+        task: impl Fn(usize, &mut [T], &mut [T]) + Sync,
+    ) {
+        assert_eq!(a.len(), b.len(), "two buffers of one length");
+        let chunk_len = chunk_len.max(1);
+        let b = Base(b.as_mut_ptr());
+        let len = a.len();
+        self.run_chunks(a, chunk_len, |i, a| {
+            let from = i * chunk_len;
+            let base = b.get().wrapping_add(from);
+            // SAFETY: invariant 3; the piece lies in the slice borrowed above for as long as tasks run.
+            let b = unsafe { std::slice::from_raw_parts_mut(base, chunk_len.min(len - from)) };
+            task(i, a, b);
+        });
+    }
 }
 
 impl Drop for Pool {

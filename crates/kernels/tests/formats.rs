@@ -79,7 +79,8 @@ struct Case {
 fn product(case: &Case, level: Level, threads: usize, chunk: usize, precision: Precision) -> Vec<u32> {
     let mut pool = Pool::new(threads);
     let mut acts = Activations::default();
-    let matrix = Matrix { format: case.format, rows: ROWS, cols: COLS, panels: &case.panels, bias: Some(&case.bias) };
+    let (format, panels) = (case.format, &case.panels[..]);
+    let matrix = Matrix { format, rows: ROWS, cols: COLS, panels, bias: Some(&case.bias), precision };
     let mut all = Vec::new();
     for x in case.x.chunks(chunk * COLS) {
         let n = x.len() / COLS;
@@ -165,7 +166,14 @@ fn gated_products_and_norms_give_the_same_bits_everywhere() {
             let run = |level: Level, threads: usize, chunk: usize| {
                 let mut pool = Pool::new(threads);
                 let mut acts = Activations::default();
-                let matrix = |panels| Matrix { format, rows: ROWS, cols: COLS, panels, bias: None };
+                let matrix = |panels| Matrix {
+                    format,
+                    rows: ROWS,
+                    cols: COLS,
+                    panels,
+                    bias: None,
+                    precision: Precision::Single,
+                };
                 let (gate, up) = (matrix(&gate[..]), matrix(&up[..]));
                 let norm = Some(Norm { weight: &weight, epsilon: 1e-5 });
                 let mut all = Vec::new();

@@ -2,7 +2,7 @@
 
 use crate::config::{Config, Family};
 use crate::rope::RopeTable;
-use crate::weights::{Layer, Weight, Weights};
+use crate::weights::{Layer, Weights};
 use kernels::activations::{Activations, Forms, Norm, Precision};
 use kernels::attention::{self, KV_BLOCK, KvBlocks, KvType, Shape};
 use kernels::isa::Level;
@@ -146,7 +146,10 @@ impl Forward<'_> {
     fn attend(&mut self, index: usize, layer: &Layer, runs: &mut [Run<'_>], n: usize) {
         let (c, level, s) = (self.config, self.level, &mut *self.scratch);
         let shape = shape(c, index, self.kv_types);
-        let matrices = [&layer.q, &layer.k, &layer.v].map(|w: &Weight| self.weights.matrix(w));
+        let mut matrices = [&layer.q, &layer.k, &layer.v].map(|w| self.weights.matrix(w));
+        for m in &mut matrices {
+            m.precision = Precision::Double;
+        }
         let norm = Norm { weight: &layer.attention_norm, epsilon: c.norm_epsilon };
         let width = c.embedding_len;
         s.acts.fill(

@@ -4,6 +4,7 @@ use crate::Error;
 use crate::config::{Config, Family, RopePairs};
 use gguf::{Gguf, TensorInfo, TensorType};
 use kernels::PANEL_ROWS;
+use kernels::activations::Precision;
 use kernels::matmul::Matrix;
 use kernels::quant::Format;
 use memory::{Region, Source};
@@ -65,6 +66,7 @@ impl Weights {
             cols: weight.cols,
             panels: &self.region[weight.range.clone()],
             bias: weight.bias.as_deref(),
+            precision: Precision::Single,
         }
     }
 

@@ -175,26 +175,28 @@ pub(super) fn scores_f16<S: Simd, const R: usize>(
     acc
 }
 
-/// Scores with keys in a panel of format `Q`: products as those of weights with `R2` = 2R rows, a query's two rows added.
+/// Scores with keys in a panel of format `Q`: products as those of weights in double precision.
 #[inline(always)]
-pub(super) fn scores_quantized<Q: Quant, S: Simd, const R: usize, const R2: usize>(
+pub(super) fn scores_quantized<Q: Quant, S: Simd, const R: usize>(
     s: S,
     keys: &[u8],
     h: usize,
     q: &[u32],
+    rest: &[u32],
 ) -> [S::F; R] {
-    let mut acc = [s.f_splat(0.0); R2];
-    let (q, _) = q.as_chunks::<R2>();
-    for (block, q) in keys.chunks_exact(KV_BLOCK * Q::BYTES).zip(q.chunks_exact(BLOCK_WORDS)) {
+    let mut acc = [s.f_splat(0.0); R];
+    let mut acc_rest = [s.f_splat(0.0); R];
+    let [q, rest] = [q, rest].map(|words| words.as_chunks::<R>().0.chunks_exact(BLOCK_WORDS));
+    for (block, (q, rest)) in keys.chunks_exact(KV_BLOCK * Q::BYTES).zip(q.zip(rest)) {
         let head = Q::head(s, block, h);
         let sub = Q::sub(s, block, h, head, 0);
-        accumulate::<Q, S, R2>(s, &sub, q, &mut acc);
+        accumulate::<Q, S, R>(s, &sub, q, &mut acc);
+        accumulate::<Q, S, R>(s, &sub, rest, &mut acc_rest);
     }
-    let mut out = [s.f_splat(0.0); R];
-    for r in 0..R {
-        out[r] = s.f_add(acc[2 * r], acc[2 * r + 1]);
+    for (acc, rest) in acc.iter_mut().zip(acc_rest) {
+        *acc = s.f_add(*acc, rest);
     }
-    out
+    acc
 }
 
 /// Adds the 16 positions of a block, from position `p` of the split on, to `P` vectors of outputs from value `at` on.

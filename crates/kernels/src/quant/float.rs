@@ -2,7 +2,7 @@
 //!
 //! Panel block: one column of 16 rows.
 
-use super::Packed;
+use super::{Layout, Packed};
 use crate::PANEL_ROWS;
 use crate::math::{bf16_to_f32, f16_to_f32};
 use crate::simd::Simd;
@@ -17,9 +17,12 @@ macro_rules! float_format {
     ($name:ident, $bytes:literal, |$b:ident| $value:expr, |$s:ident, $c:ident| $load:expr) => {
         pub(crate) struct $name;
 
-        impl Packed for $name {
+        impl Layout for $name {
             const BLOCK: usize = 1;
             const BYTES: usize = $bytes;
+        }
+
+        impl Packed for $name {
             fn pack(rows: &[&[u8]; PANEL_ROWS], panel: &mut [u8]) {
                 super::gather::<$bytes>(rows, 0, panel);
             }

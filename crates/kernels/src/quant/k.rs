@@ -1,6 +1,6 @@
 //! Q4_K, Q5_K and Q6_K: super-blocks of 256 values.
 
-use super::{Packed, Quant, Sub, gather, halves, interleave, unpack_quant_row};
+use super::{Layout, Packed, Plain, Quant, Sub, gather, halves, interleave, sub_words, unpack_quant_row};
 use crate::PANEL_ROWS;
 use crate::simd::Simd;
 
@@ -41,9 +41,12 @@ fn d_and_dmin<S: Simd>(s: S, block: &[u8], h: usize) -> (S::F, S::F) {
 #[allow(non_camel_case_types)]
 pub(crate) struct Q4_K;
 
-impl Packed for Q4_K {
+impl Layout for Q4_K {
     const BLOCK: usize = 256;
     const BYTES: usize = 144;
+}
+
+impl Packed for Q4_K {
     fn pack(rows: &[&[u8]; PANEL_ROWS], panel: &mut [u8]) {
         gather::<2>(rows, 0, &mut panel[..32]);
         gather::<2>(rows, 2, &mut panel[32..64]);
@@ -62,6 +65,8 @@ impl Quant for Q4_K {
     const BITS: u32 = 4;
     const OFFSET: u32 = 0;
     const MIN: bool = true;
+    const SPAN: usize = 2;
+    type Plain = Plain<4, 0, true, false>;
     type Head<S: Simd> = (S::F, S::F);
     #[inline(always)]
     fn head<S: Simd>(s: S, block: &[u8], h: usize) -> (S::F, S::F) {
@@ -70,14 +75,13 @@ impl Quant for Q4_K {
     #[inline(always)]
     fn sub<S: Simd>(s: S, block: &[u8], h: usize, head: (S::F, S::F), j: usize) -> Sub<S> {
         let (scale, min) = scale_and_min(s, &block[64..], h, head, j);
+        Sub { min, ..Sub::new(s, sub_words::<Self, S>(s, block, h, j), scale) }
+    }
+    #[inline(always)]
+    fn words<S: Simd>(s: S, block: &[u8], h: usize, g: usize, i: usize) -> [S::V; 4] {
         let mask = s.v_splat(0x0f0f_0f0f);
-        let q = &block[256 + 512 * (j / 2)..];
-        let mut w = [mask; 8];
-        for (i, w) in w.iter_mut().enumerate() {
-            let v = s.v_load(&q[64 * i + 4 * S::LANES * h..]);
-            *w = s.v_and(if j.is_multiple_of(2) { v } else { s.v_shr(v, 4) }, mask);
-        }
-        Sub { min, ..Sub::new(s, w, scale) }
+        let v = s.v_load(&block[256 + 512 * g + 64 * i + 4 * S::LANES * h..]);
+        [s.v_and(v, mask), s.v_and(s.v_shr(v, 4), mask), mask, mask]
     }
 }
 
@@ -85,9 +89,12 @@ impl Quant for Q4_K {
 #[allow(non_camel_case_types)]
 pub(crate) struct Q5_K;
 
-impl Packed for Q5_K {
+impl Layout for Q5_K {
     const BLOCK: usize = 256;
     const BYTES: usize = 176;
+}
+
+impl Packed for Q5_K {
     fn pack(rows: &[&[u8]; PANEL_ROWS], panel: &mut [u8]) {
         gather::<2>(rows, 0, &mut panel[..32]);
         gather::<2>(rows, 2, &mut panel[32..64]);
@@ -107,6 +114,8 @@ impl Quant for Q5_K {
     const BITS: u32 = 5;
     const OFFSET: u32 = 0;
     const MIN: bool = true;
+    const SPAN: usize = 2;
+    type Plain = Plain<5, 0, true, false>;
     type Head<S: Simd> = (S::F, S::F);
     #[inline(always)]
     fn head<S: Simd>(s: S, block: &[u8], h: usize) -> (S::F, S::F) {
@@ -115,36 +124,53 @@ impl Quant for Q5_K {
     #[inline(always)]
     fn sub<S: Simd>(s: S, block: &[u8], h: usize, head: (S::F, S::F), j: usize) -> Sub<S> {
         let (scale, min) = scale_and_min(s, &block[64..], h, head, j);
+        Sub { min, ..Sub::new(s, sub_words::<Self, S>(s, block, h, j), scale) }
+    }
+    #[inline(always)]
+    fn words<S: Simd>(s: S, block: &[u8], h: usize, g: usize, i: usize) -> [S::V; 4] {
         let (mask, fifth) = (s.v_splat(0x0f0f_0f0f), s.v_splat(0x1010_1010));
-        let (high, q) = (&block[256..], &block[768 + 512 * (j / 2)..]);
-        let mut w = [mask; 8];
-        for (i, w) in w.iter_mut().enumerate() {
-            let at = 64 * i + 4 * S::LANES * h;
-            let (v, bits) = (s.v_load(&q[at..]), s.v_load(&high[at..]));
-            let low = s.v_and(if j.is_multiple_of(2) { v } else { s.v_shr(v, 4) }, mask);
-            let bits = if j < 4 { s.v_shl(bits, 4 - j as u32) } else { s.v_shr(bits, j as u32 - 4) };
-            *w = s.v_and_or(bits, fifth, low);
+        let at = 64 * i + 4 * S::LANES * h;
+        let (high, v) = (s.v_load(&block[256 + at..]), s.v_load(&block[768 + 512 * g + at..]));
+        let mut w = [s.v_and(v, mask), s.v_and(s.v_shr(v, 4), mask), mask, mask];
+        for (k, w) in w.iter_mut().take(2).enumerate() {
+            let j = 2 * g as u32 + k as u32;
+            let bits = if j < 4 { s.v_shl(high, 4 - j) } else { s.v_shr(high, j - 4) };
+            *w = s.v_and_or(bits, fifth, *w);
         }
-        Sub { min, ..Sub::new(s, w, scale) }
+        w
     }
 }
 
-/// Panel block: 16 half-precision scales, 16 vectors of 16 signed scale bytes (one each 16 columns), 32 vectors of low
-/// nibbles, 16 vectors of high bit pairs. Each half of 128 columns has 16 vectors of nibbles and 8 of pairs; of its four
-/// sub-blocks, 0 and 1 are the low nibbles, 2 and 3 the high ones, and sub-block `j` has bits `2j` of the pairs.
+/// Panel block: 16 half-precision scales, 16 vectors of 16 signed scale bytes (one each 16 columns), then for each half of
+/// 128 columns eight threes of vectors: nibbles of columns 4i…, bit pairs, nibbles of columns 32 + 4i…. Of a half's four
+/// sub-blocks, 0 and 1 are low nibbles, 2 and 3 the high ones, and sub-block `j` has bits `2j` of the pairs.
+///
+/// Threes, because the products then read memory in order: with nibbles and pairs apart, the processor's prefetchers lost
+/// the thread, and a core took in 8 GB/s of 28.
 #[allow(non_camel_case_types)]
 pub(crate) struct Q6_K;
 
-impl Packed for Q6_K {
+impl Layout for Q6_K {
     const BLOCK: usize = 256;
     const BYTES: usize = 210;
+}
+
+impl Packed for Q6_K {
     fn pack(rows: &[&[u8]; PANEL_ROWS], panel: &mut [u8]) {
         gather::<2>(rows, 208, &mut panel[..32]);
         for i in 0..16 {
             gather::<1>(rows, 192 + i, &mut panel[32 + 16 * i..48 + 16 * i]);
         }
-        interleave::<32>(rows, 0, &mut panel[288..2336]);
-        interleave::<16>(rows, 128, &mut panel[2336..]);
+        let (mut low, mut high) = ([0; 2048], [0; 1024]);
+        interleave::<32>(rows, 0, &mut low);
+        interleave::<16>(rows, 128, &mut high);
+        let (low, high) = (low.as_chunks::<64>().0, high.as_chunks::<64>().0);
+        for (i, three) in panel[288..].as_chunks_mut::<192>().0.iter_mut().enumerate() {
+            let first = i / 8 * 16 + i % 8;
+            for (to, from) in three.as_chunks_mut().0.iter_mut().zip([low[first], high[i], low[first + 8]]) {
+                *to = from;
+            }
+        }
     }
     #[inline(always)]
     fn unpack_row<S: Simd>(s: S, block: &[u8], lane: usize, out: &mut [f32]) {
@@ -156,6 +182,8 @@ impl Quant for Q6_K {
     const BITS: u32 = 6;
     const OFFSET: u32 = 32;
     const HALVES: bool = true;
+    const SPAN: usize = 4;
+    type Plain = Plain<6, 32, false, true>;
     type Head<S: Simd> = S::F;
     #[inline(always)]
     fn head<S: Simd>(s: S, block: &[u8], h: usize) -> S::F {
@@ -163,27 +191,22 @@ impl Quant for Q6_K {
     }
     #[inline(always)]
     fn sub<S: Simd>(s: S, block: &[u8], h: usize, d: S::F, j: usize) -> Sub<S> {
-        let (half, quarter) = (j / 4, j % 4);
-        let (mask, pair) = (s.v_splat(0x0f0f_0f0f), s.v_splat(0x3030_3030));
-        let low = &block[288 + 1024 * half + 512 * (quarter % 2)..];
-        let high = &block[2336 + 512 * half..];
-        let mut w = [mask; 8];
-        for (i, w) in w.iter_mut().enumerate() {
-            let at = 64 * i + 4 * S::LANES * h;
-            let (v, bits) = (s.v_load(&low[at..]), s.v_load(&high[at..]));
-            let v = s.v_and(if quarter < 2 { v } else { s.v_shr(v, 4) }, mask);
-            let bits = match quarter {
-                0 => s.v_shl(bits, 4),
-                1 => s.v_shl(bits, 2),
-                2 => bits,
-                _ => s.v_shr(bits, 2),
-            };
-            *w = s.v_and_or(bits, pair, v);
-        }
         // 11 bits times 8 bits: exact.
         let codes = &block[32 + 32 * j..];
         let scale = s.f_mul(d, s.v_to_f(s.v_load_i8(&codes[S::LANES * h..])));
         let scale_high = s.f_mul(d, s.v_to_f(s.v_load_i8(&codes[16 + S::LANES * h..])));
-        Sub { scale_high, ..Sub::new(s, w, scale) }
+        Sub { scale_high, ..Sub::new(s, sub_words::<Self, S>(s, block, h, j), scale) }
+    }
+    #[inline(always)]
+    fn words<S: Simd>(s: S, block: &[u8], h: usize, g: usize, i: usize) -> [S::V; 4] {
+        let (mask, pair) = (s.v_splat(0x0f0f_0f0f), s.v_splat(0x3030_3030));
+        let three = &block[288 + 1536 * g + 192 * i + 4 * S::LANES * h..];
+        let (even, bits, odd) = (s.v_load(three), s.v_load(&three[64..]), s.v_load(&three[128..]));
+        [
+            s.v_and_or(s.v_shl(bits, 4), pair, s.v_and(even, mask)),
+            s.v_and_or(s.v_shl(bits, 2), pair, s.v_and(odd, mask)),
+            s.v_and_or(bits, pair, s.v_and(s.v_shr(even, 4), mask)),
+            s.v_and_or(s.v_shr(bits, 2), pair, s.v_and(s.v_shr(odd, 4), mask)),
+        ]
     }
 }

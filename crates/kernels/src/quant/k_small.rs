@@ -2,20 +2,16 @@
 //!
 //! In both, the two low bits of sub-block `j` of each half of 128 columns are bits `2j` of the half's 32 bytes.
 
-use super::{Packed, Quant, Sub, gather, halves, interleave, unpack_quant_row};
+use super::{Layout, Packed, Plain, Quant, Sub, gather, halves, interleave, sub_words, unpack_quant_row};
 use crate::PANEL_ROWS;
 use crate::simd::Simd;
 
-/// The two low bits of sub-block `j`, from the vectors at `q`.
+/// Word `i` of the two low bits of the four sub-blocks of half `g`, from the vectors at `q`.
 #[inline(always)]
-fn pairs<S: Simd>(s: S, q: &[u8], h: usize, j: usize) -> [S::V; 8] {
+fn pairs<S: Simd>(s: S, q: &[u8], h: usize, g: usize, i: usize) -> [S::V; 4] {
+    let all = s.v_load(&q[512 * g + 64 * i + 4 * S::LANES * h..]);
     let mask = s.v_splat(0x0303_0303);
-    let mut w = [mask; 8];
-    for (i, w) in w.iter_mut().enumerate() {
-        let all = s.v_load(&q[512 * (j / 4) + 64 * i + 4 * S::LANES * h..]);
-        *w = s.v_and(s.v_shr(all, 2 * (j as u32 % 4)), mask);
-    }
-    w
+    [s.v_and(all, mask), s.v_and(s.v_shr(all, 2), mask), s.v_and(s.v_shr(all, 4), mask), s.v_and(s.v_shr(all, 6), mask)]
 }
 
 /// Panel block: 16 scales and 16 minimum scales in half precision, 16 vectors of 16 code bytes (scale in the low nibble,
@@ -23,9 +19,12 @@ fn pairs<S: Simd>(s: S, q: &[u8], h: usize, j: usize) -> [S::V; 8] {
 #[allow(non_camel_case_types)]
 pub(crate) struct Q2_K;
 
-impl Packed for Q2_K {
+impl Layout for Q2_K {
     const BLOCK: usize = 256;
     const BYTES: usize = 84;
+}
+
+impl Packed for Q2_K {
     fn pack(rows: &[&[u8]; PANEL_ROWS], panel: &mut [u8]) {
         gather::<2>(rows, 80, &mut panel[..32]);
         gather::<2>(rows, 82, &mut panel[32..64]);
@@ -45,6 +44,8 @@ impl Quant for Q2_K {
     const OFFSET: u32 = 0;
     const MIN: bool = true;
     const HALVES: bool = true;
+    const SPAN: usize = 4;
+    type Plain = Plain<4, 0, true, true>;
     type Head<S: Simd> = (S::F, S::F);
     #[inline(always)]
     fn head<S: Simd>(s: S, block: &[u8], h: usize) -> (S::F, S::F) {
@@ -56,12 +57,16 @@ impl Quant for Q2_K {
         let low = s.v_load_u8(&block[64 + 32 * j + S::LANES * h..]);
         let high = s.v_load_u8(&block[80 + 32 * j + S::LANES * h..]);
         Sub {
-            w: pairs(s, &block[320..], h, j),
+            w: sub_words::<Self, S>(s, block, h, j),
             scale: s.f_mul(d, s.v_to_f(s.v_and(low, four))),
             scale_high: s.f_mul(d, s.v_to_f(s.v_and(high, four))),
             min: s.f_mul(dmin, s.v_to_f(s.v_shr(low, 4))),
             min_high: s.f_mul(dmin, s.v_to_f(s.v_shr(high, 4))),
         }
+    }
+    #[inline(always)]
+    fn words<S: Simd>(s: S, block: &[u8], h: usize, g: usize, i: usize) -> [S::V; 4] {
+        pairs(s, &block[320..], h, g, i)
     }
 }
 
@@ -70,9 +75,12 @@ impl Quant for Q2_K {
 #[allow(non_camel_case_types)]
 pub(crate) struct Q3_K;
 
-impl Packed for Q3_K {
+impl Layout for Q3_K {
     const BLOCK: usize = 256;
     const BYTES: usize = 110;
+}
+
+impl Packed for Q3_K {
     fn pack(rows: &[&[u8]; PANEL_ROWS], panel: &mut [u8]) {
         gather::<2>(rows, 108, &mut panel[..32]);
         for i in 0..12 {
@@ -103,6 +111,8 @@ impl Quant for Q3_K {
     const BITS: u32 = 3;
     const OFFSET: u32 = 4;
     const HALVES: bool = true;
+    const SPAN: usize = 4;
+    type Plain = Plain<4, 4, false, true>;
     type Head<S: Simd> = S::F;
     #[inline(always)]
     fn head<S: Simd>(s: S, block: &[u8], h: usize) -> S::F {
@@ -110,14 +120,20 @@ impl Quant for Q3_K {
     }
     #[inline(always)]
     fn sub<S: Simd>(s: S, block: &[u8], h: usize, d: S::F, j: usize) -> Sub<S> {
+        let scale = scale_q3(s, &block[32..], h, d, 2 * j);
+        let w = sub_words::<Self, S>(s, block, h, j);
+        Sub { scale_high: scale_q3(s, &block[32..], h, d, 2 * j + 1), ..Sub::new(s, w, scale) }
+    }
+    #[inline(always)]
+    fn words<S: Simd>(s: S, block: &[u8], h: usize, g: usize, i: usize) -> [S::V; 4] {
         let third = s.v_splat(0x0404_0404);
-        let mut w = pairs(s, &block[736..], h, j);
-        for (i, w) in w.iter_mut().enumerate() {
-            let bits = s.v_load(&block[224 + 64 * i + 4 * S::LANES * h..]);
-            let bits = if j < 2 { s.v_shl(bits, 2 - j as u32) } else { s.v_shr(bits, j as u32 - 2) };
+        let high = s.v_load(&block[224 + 64 * i + 4 * S::LANES * h..]);
+        let mut w = pairs(s, &block[736..], h, g, i);
+        for (k, w) in w.iter_mut().enumerate() {
+            let j = 4 * g as u32 + k as u32;
+            let bits = if j < 2 { s.v_shl(high, 2 - j) } else { s.v_shr(high, j - 2) };
             *w = s.v_and_or(bits, third, *w);
         }
-        let scale = scale_q3(s, &block[32..], h, d, 2 * j);
-        Sub { scale_high: scale_q3(s, &block[32..], h, d, 2 * j + 1), ..Sub::new(s, w, scale) }
+        w
     }
 }

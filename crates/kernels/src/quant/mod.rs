@@ -7,6 +7,7 @@
 mod float;
 mod k;
 mod k_small;
+mod plain;
 mod q4;
 mod q5;
 mod q8;
@@ -15,6 +16,7 @@ mod table;
 pub(crate) use float::{Bf16, F16, F32, FloatRow};
 pub(crate) use k::{Q4_K, Q5_K, Q6_K};
 pub(crate) use k_small::{Q2_K, Q3_K};
+pub(crate) use plain::{Plain, UnpackPanel};
 pub(crate) use q4::{Q4_0, Q4_1};
 pub(crate) use q5::{Q5_0, Q5_1};
 pub(crate) use q8::Q8_0;
@@ -136,12 +138,16 @@ impl Format {
     }
 }
 
-/// A format's block and how 16 of them make a panel block.
-pub(crate) trait Packed: 'static {
+/// Extents of a block.
+pub(crate) trait Layout: 'static {
     /// Values in a block of one row.
     const BLOCK: usize;
     /// Bytes of a block of one row.
     const BYTES: usize;
+}
+
+/// A format of the file: how 16 blocks make a panel block.
+pub(crate) trait Packed: Layout {
     /// Writes the panel block of 16 row blocks.
     fn pack(rows: &[&[u8]; PANEL_ROWS], panel: &mut [u8]);
     /// Dequantizes row `lane` of a panel block.
@@ -149,7 +155,7 @@ pub(crate) trait Packed: 'static {
 }
 
 /// A format whose products with 8-bit activations are integer dot products over 32 columns.
-pub(crate) trait Quant: Packed {
+pub(crate) trait Quant: Layout {
     /// Sub-blocks of 32 columns in a block.
     const SUBS: usize = Self::BLOCK / 32;
     /// Quantized values are unsigned and below `2^BITS`.
@@ -160,12 +166,33 @@ pub(crate) trait Quant: Packed {
     const MIN: bool = false;
     /// Whether each 16 columns have their own scale.
     const HALVES: bool = false;
+    /// The form that products with many tokens unpack a panel to.
+    type Plain: Quant;
+    /// Sub-blocks that are unpacked from the same vectors: 1, 2 or 4.
+    const SPAN: usize = 1;
     /// What is prepared once per block.
     type Head<S: Simd>: Copy;
     /// Prepares a block for lanes `h * LANES ..`.
     fn head<S: Simd>(s: S, block: &[u8], h: usize) -> Self::Head<S>;
     /// Operands of sub-block `j`.
     fn sub<S: Simd>(s: S, block: &[u8], h: usize, head: Self::Head<S>, j: usize) -> Sub<S>;
+    /// `w[i]` of each sub-block of span `g`, in the order of the sub-blocks; entries past `SPAN` mean nothing. Spans in
+    /// order, and `i` in order in each, read the values' memory once and in order.
+    #[inline(always)]
+    fn words<S: Simd>(s: S, block: &[u8], h: usize, g: usize, i: usize) -> [S::V; 4] {
+        [Self::sub(s, block, h, Self::head(s, block, h), g).w[i]; 4]
+    }
+}
+
+/// `w` of sub-block `j`, by way of [`Quant::words`].
+#[inline(always)]
+fn sub_words<Q: Quant, S: Simd>(s: S, block: &[u8], h: usize, j: usize) -> [S::V; 8] {
+    // No closure: one that is not inlined is compiled without the instructions of `S`.
+    let mut w = [s.v_splat(0); 8];
+    for (i, w) in w.iter_mut().enumerate() {
+        *w = Q::words(s, block, h, j / Q::SPAN, i)[j % Q::SPAN];
+    }
+    w
 }
 
 /// Operands of 32 columns of a panel.

@@ -3,16 +3,19 @@
 //! Panel block of Q4_0: 16 half-precision scales, then 4 vectors of nibbles (low: columns 4i…, high: columns 16+4i…).
 //! Q4_1 has 16 half-precision minima after the scales.
 
-use super::{Packed, Quant, Sub, gather, halves, interleave, nibbles, unpack_quant_row};
+use super::{Layout, Packed, Plain, Quant, Sub, gather, halves, interleave, nibbles, unpack_quant_row};
 use crate::PANEL_ROWS;
 use crate::simd::Simd;
 
 #[allow(non_camel_case_types)]
 pub(crate) struct Q4_0;
 
-impl Packed for Q4_0 {
+impl Layout for Q4_0 {
     const BLOCK: usize = 32;
     const BYTES: usize = 18;
+}
+
+impl Packed for Q4_0 {
     fn pack(rows: &[&[u8]; PANEL_ROWS], panel: &mut [u8]) {
         gather::<2>(rows, 0, &mut panel[..32]);
         interleave::<4>(rows, 2, &mut panel[32..]);
@@ -26,6 +29,7 @@ impl Packed for Q4_0 {
 impl Quant for Q4_0 {
     const BITS: u32 = 4;
     const OFFSET: u32 = 8;
+    type Plain = Plain<4, 8, false, false>;
     type Head<S: Simd> = ();
     #[inline(always)]
     fn head<S: Simd>(_: S, _: &[u8], _: usize) {}
@@ -38,9 +42,12 @@ impl Quant for Q4_0 {
 #[allow(non_camel_case_types)]
 pub(crate) struct Q4_1;
 
-impl Packed for Q4_1 {
+impl Layout for Q4_1 {
     const BLOCK: usize = 32;
     const BYTES: usize = 20;
+}
+
+impl Packed for Q4_1 {
     fn pack(rows: &[&[u8]; PANEL_ROWS], panel: &mut [u8]) {
         gather::<2>(rows, 0, &mut panel[..32]);
         gather::<2>(rows, 2, &mut panel[32..64]);
@@ -56,6 +63,7 @@ impl Quant for Q4_1 {
     const BITS: u32 = 4;
     const OFFSET: u32 = 0;
     const MIN: bool = true;
+    type Plain = Plain<4, 0, true, false>;
     type Head<S: Simd> = ();
     #[inline(always)]
     fn head<S: Simd>(_: S, _: &[u8], _: usize) {}

@@ -3,7 +3,7 @@
 //! Panel block: as Q4_0 and Q4_1, with one vector of high bits before the nibbles: bit `j` of byte `i` of a row's word
 //! is the fifth bit of column `4j + i`, so that one shift brings the bits of vector `j` into place.
 
-use super::{Packed, Quant, Sub, gather, halves, interleave, nibbles, unpack_quant_row};
+use super::{Layout, Packed, Plain, Quant, Sub, gather, halves, interleave, nibbles, unpack_quant_row};
 use crate::PANEL_ROWS;
 use crate::simd::Simd;
 
@@ -44,9 +44,12 @@ fn five_bits<S: Simd>(s: S, q: &[u8], h: usize) -> [S::V; 8] {
 #[allow(non_camel_case_types)]
 pub(crate) struct Q5_0;
 
-impl Packed for Q5_0 {
+impl Layout for Q5_0 {
     const BLOCK: usize = 32;
     const BYTES: usize = 22;
+}
+
+impl Packed for Q5_0 {
     fn pack(rows: &[&[u8]; PANEL_ROWS], panel: &mut [u8]) {
         gather::<2>(rows, 0, &mut panel[..32]);
         pack_high(rows, 2, &mut panel[32..96]);
@@ -61,6 +64,7 @@ impl Packed for Q5_0 {
 impl Quant for Q5_0 {
     const BITS: u32 = 5;
     const OFFSET: u32 = 16;
+    type Plain = Plain<5, 16, false, false>;
     type Head<S: Simd> = ();
     #[inline(always)]
     fn head<S: Simd>(_: S, _: &[u8], _: usize) {}
@@ -73,9 +77,12 @@ impl Quant for Q5_0 {
 #[allow(non_camel_case_types)]
 pub(crate) struct Q5_1;
 
-impl Packed for Q5_1 {
+impl Layout for Q5_1 {
     const BLOCK: usize = 32;
     const BYTES: usize = 24;
+}
+
+impl Packed for Q5_1 {
     fn pack(rows: &[&[u8]; PANEL_ROWS], panel: &mut [u8]) {
         gather::<2>(rows, 0, &mut panel[..32]);
         gather::<2>(rows, 2, &mut panel[32..64]);
@@ -92,6 +99,7 @@ impl Quant for Q5_1 {
     const BITS: u32 = 5;
     const OFFSET: u32 = 0;
     const MIN: bool = true;
+    type Plain = Plain<5, 0, true, false>;
     type Head<S: Simd> = ();
     #[inline(always)]
     fn head<S: Simd>(_: S, _: &[u8], _: usize) {}

@@ -2,16 +2,19 @@
 //!
 //! Panel block: 16 half-precision scales, then 8 vectors of bytes offset by 128 (vpdpbusd takes unsigned weights).
 
-use super::{Packed, Quant, Sub, gather, halves, interleave, unpack_quant_row};
+use super::{Layout, Packed, Plain, Quant, Sub, gather, halves, interleave, unpack_quant_row};
 use crate::PANEL_ROWS;
 use crate::simd::Simd;
 
 #[allow(non_camel_case_types)]
 pub(crate) struct Q8_0;
 
-impl Packed for Q8_0 {
+impl Layout for Q8_0 {
     const BLOCK: usize = 32;
     const BYTES: usize = 34;
+}
+
+impl Packed for Q8_0 {
     fn pack(rows: &[&[u8]; PANEL_ROWS], panel: &mut [u8]) {
         gather::<2>(rows, 0, &mut panel[..32]);
         interleave::<8>(rows, 2, &mut panel[32..]);
@@ -28,6 +31,7 @@ impl Packed for Q8_0 {
 impl Quant for Q8_0 {
     const BITS: u32 = 8;
     const OFFSET: u32 = 128;
+    type Plain = Plain<8, 128, false, false>;
     type Head<S: Simd> = ();
     #[inline(always)]
     fn head<S: Simd>(_: S, _: &[u8], _: usize) {}

@@ -3,7 +3,7 @@
 //! Panel block: 16 scales (half precision; one exponent byte in MXFP4), then 4 vectors of nibbles as in Q4_0. The table
 //! is offset by 128, as the bytes of Q8_0 are.
 
-use super::{Packed, Quant, Sub, gather, halves, interleave, nibbles, unpack_quant_row};
+use super::{Layout, Packed, Plain, Quant, Sub, gather, halves, interleave, nibbles, unpack_quant_row};
 use crate::PANEL_ROWS;
 use crate::simd::Simd;
 
@@ -35,9 +35,12 @@ fn look_up<S: Simd>(s: S, table: &[u8; 16], q: &[u8], h: usize) -> [S::V; 8] {
 #[allow(non_camel_case_types)]
 pub(crate) struct IQ4_NL;
 
-impl Packed for IQ4_NL {
+impl Layout for IQ4_NL {
     const BLOCK: usize = 32;
     const BYTES: usize = 18;
+}
+
+impl Packed for IQ4_NL {
     fn pack(rows: &[&[u8]; PANEL_ROWS], panel: &mut [u8]) {
         gather::<2>(rows, 0, &mut panel[..32]);
         interleave::<4>(rows, 2, &mut panel[32..]);
@@ -51,6 +54,7 @@ impl Packed for IQ4_NL {
 impl Quant for IQ4_NL {
     const BITS: u32 = 8;
     const OFFSET: u32 = 128;
+    type Plain = Plain<8, 128, false, false>;
     type Head<S: Simd> = ();
     #[inline(always)]
     fn head<S: Simd>(_: S, _: &[u8], _: usize) {}
@@ -67,9 +71,12 @@ impl Quant for IQ4_NL {
 #[allow(non_camel_case_types)]
 pub(crate) struct IQ4_XS;
 
-impl Packed for IQ4_XS {
+impl Layout for IQ4_XS {
     const BLOCK: usize = 256;
     const BYTES: usize = 136;
+}
+
+impl Packed for IQ4_XS {
     fn pack(rows: &[&[u8]; PANEL_ROWS], panel: &mut [u8]) {
         gather::<2>(rows, 0, &mut panel[..32]);
         for i in 0..6 {
@@ -86,6 +93,7 @@ impl Packed for IQ4_XS {
 impl Quant for IQ4_XS {
     const BITS: u32 = 8;
     const OFFSET: u32 = 128;
+    type Plain = Plain<8, 128, false, false>;
     type Head<S: Simd> = S::F;
     #[inline(always)]
     fn head<S: Simd>(s: S, block: &[u8], h: usize) -> S::F {
@@ -106,9 +114,12 @@ impl Quant for IQ4_XS {
 
 pub(crate) struct MXFP4;
 
-impl Packed for MXFP4 {
+impl Layout for MXFP4 {
     const BLOCK: usize = 32;
     const BYTES: usize = 17;
+}
+
+impl Packed for MXFP4 {
     fn pack(rows: &[&[u8]; PANEL_ROWS], panel: &mut [u8]) {
         gather::<1>(rows, 0, &mut panel[..16]);
         interleave::<4>(rows, 1, &mut panel[16..]);
@@ -122,6 +133,7 @@ impl Packed for MXFP4 {
 impl Quant for MXFP4 {
     const BITS: u32 = 8;
     const OFFSET: u32 = 128;
+    type Plain = Plain<8, 128, false, false>;
     type Head<S: Simd> = ();
     #[inline(always)]
     fn head<S: Simd>(_: S, _: &[u8], _: usize) {}

@@ -191,6 +191,11 @@ impl<const VNNI: u8> Simd for Avx2<VNNI> {
         isa!(_mm256_loadu_si256(from.as_ptr().cast()))
     }
     #[inline(always)]
+    fn v_store(self, x: __m256i, to: &mut [u8]) {
+        let to = &mut to[..4 * N];
+        isa!(_mm256_storeu_si256(to.as_mut_ptr().cast(), x))
+    }
+    #[inline(always)]
     fn v_load_u8(self, from: &[u8]) -> __m256i {
         let from = &from[..N];
         isa!(_mm256_cvtepu8_epi32(_mm_loadl_epi64(from.as_ptr().cast())))
@@ -235,6 +240,10 @@ impl<const VNNI: u8> Simd for Avx2<VNNI> {
     #[inline(always)]
     fn v_as_f(self, x: __m256i) -> __m256 {
         isa!(_mm256_castsi256_ps(x))
+    }
+    #[inline(always)]
+    fn f_as_v(self, x: __m256) -> __m256i {
+        isa!(_mm256_castps_si256(x))
     }
 
     #[inline(always)]

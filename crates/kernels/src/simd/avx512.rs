@@ -153,6 +153,11 @@ impl Simd for Avx512 {
         isa!(_mm512_loadu_si512(from.as_ptr().cast()))
     }
     #[inline(always)]
+    fn v_store(self, x: __m512i, to: &mut [u8]) {
+        let to = &mut to[..4 * N];
+        isa!(_mm512_storeu_si512(to.as_mut_ptr().cast(), x))
+    }
+    #[inline(always)]
     fn v_load_u8(self, from: &[u8]) -> __m512i {
         let from = &from[..N];
         isa!(_mm512_cvtepu8_epi32(_mm_loadu_si128(from.as_ptr().cast())))
@@ -202,6 +207,10 @@ impl Simd for Avx512 {
     fn v_as_f(self, x: __m512i) -> __m512 {
         isa!(_mm512_castsi512_ps(x))
     }
+    #[inline(always)]
+    fn f_as_v(self, x: __m512) -> __m512i {
+        isa!(_mm512_castps_si512(x))
+    }
 
     #[inline(always)]
     fn dot<const G: usize>(
@@ -216,6 +225,25 @@ impl Simd for Avx512 {
         let mut acc = acc;
         for i in range {
             acc = isa!(_mm512_dpbusd_epi32(acc, w[i], _mm512_set1_epi32(x[i][t] as i32)));
+        }
+        acc
+    }
+
+    #[inline(always)]
+    fn dots<const G: usize, const T: usize>(
+        self,
+        acc: [__m512i; T],
+        w: &[__m512i; 8],
+        range: std::ops::Range<usize>,
+        x: &[[u32; G]],
+        t: usize,
+        _bits: u32,
+    ) -> [__m512i; T] {
+        let mut acc = acc;
+        for i in range {
+            for j in 0..T {
+                acc[j] = isa!(_mm512_dpbusd_epi32(acc[j], w[i], _mm512_set1_epi32(x[i][t + j] as i32)));
+            }
         }
         acc
     }

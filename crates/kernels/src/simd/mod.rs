@@ -74,6 +74,8 @@ pub trait Simd: Copy + Send + Sync + 'static {
     fn v_splat(self, x: i32) -> Self::V;
     /// Loads `4 * LANES` bytes.
     fn v_load(self, from: &[u8]) -> Self::V;
+    /// Stores `4 * LANES` bytes.
+    fn v_store(self, x: Self::V, to: &mut [u8]);
     /// Loads `LANES` unsigned bytes into 32-bit lanes.
     fn v_load_u8(self, from: &[u8]) -> Self::V;
     /// Loads `LANES` signed bytes into 32-bit lanes.
@@ -96,6 +98,8 @@ pub trait Simd: Copy + Send + Sync + 'static {
     fn v_to_f(self, x: Self::V) -> Self::F;
     /// Reads the bits of 32-bit lanes as floats.
     fn v_as_f(self, x: Self::V) -> Self::F;
+    /// Reads floats as the bits of 32-bit lanes.
+    fn f_as_v(self, x: Self::F) -> Self::V;
 
     /// Per lane, `acc + Σ w[i].byte[j] · x[i][t].byte[j]` for `i` in `range` and `j < 4`, exactly: `w` unsigned and
     /// below `2^bits`, `x` signed and not -128. With `bits` = 8, `w` is offset by 128 and `acc` must be
@@ -109,6 +113,24 @@ pub trait Simd: Copy + Send + Sync + 'static {
         t: usize,
         bits: u32,
     ) -> Self::V;
+
+    /// [`Self::dot`] for `T` tokens from `t` on, whose instructions may be interleaved.
+    #[inline(always)]
+    fn dots<const G: usize, const T: usize>(
+        self,
+        acc: [Self::V; T],
+        w: &[Self::V; 8],
+        range: std::ops::Range<usize>,
+        x: &[[u32; G]],
+        t: usize,
+        bits: u32,
+    ) -> [Self::V; T] {
+        let mut acc = acc;
+        for (j, acc) in acc.iter_mut().enumerate() {
+            *acc = self.dot(*acc, w, range.clone(), x, t + j, bits);
+        }
+        acc
+    }
 
     /// Hints that the cache line at `offset` past the start of `base` will be read; `offset` may lie outside.
     fn prefetch(self, base: &[u8], offset: usize);

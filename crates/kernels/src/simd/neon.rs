@@ -218,6 +218,11 @@ impl<const DOT: bool> Simd for Neon<DOT> {
         isa!(vreinterpretq_u32_u8(vld1q_u8(from.as_ptr())))
     }
     #[inline(always)]
+    fn v_store(self, x: uint32x4_t, to: &mut [u8]) {
+        let to = &mut to[..4 * N];
+        isa!(vst1q_u8(to.as_mut_ptr(), vreinterpretq_u8_u32(x)))
+    }
+    #[inline(always)]
     fn v_load_u8(self, from: &[u8]) -> uint32x4_t {
         isa!(vmovl_u16(vget_low_u16(vmovl_u8(vreinterpret_u8_u32(four_bytes(from))))))
     }
@@ -261,6 +266,10 @@ impl<const DOT: bool> Simd for Neon<DOT> {
     #[inline(always)]
     fn v_as_f(self, x: uint32x4_t) -> float32x4_t {
         isa!(vreinterpretq_f32_u32(x))
+    }
+    #[inline(always)]
+    fn f_as_v(self, x: float32x4_t) -> uint32x4_t {
+        isa!(vreinterpretq_u32_f32(x))
     }
 
     /// Reads the words of `x` in fours, so its end must not cut the four of a word that is used.

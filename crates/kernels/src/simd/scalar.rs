@@ -108,6 +108,12 @@ impl Simd for Scalar {
         let (words, _) = from[..4 * N].as_chunks::<4>();
         map_words(|i| u32::from_le_bytes(words[i]))
     }
+    fn v_store(self, x: Self::V, to: &mut [u8]) {
+        let (words, _) = to[..4 * N].as_chunks_mut::<4>();
+        for (word, x) in words.iter_mut().zip(x) {
+            *word = x.to_le_bytes();
+        }
+    }
     fn v_load_u8(self, from: &[u8]) -> Self::V {
         map_words(|i| from[i].into())
     }
@@ -140,6 +146,9 @@ impl Simd for Scalar {
     }
     fn v_as_f(self, x: Self::V) -> Self::F {
         map(|i| f32::from_bits(x[i]))
+    }
+    fn f_as_v(self, x: Self::F) -> Self::V {
+        map_words(|i| x[i].to_bits())
     }
 
     #[inline(always)]
