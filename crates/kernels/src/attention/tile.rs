@@ -207,8 +207,13 @@ impl Pack<'_> {
         }
         self.score::<S, R, R2>(s, span.clone(), work);
         let (mut m, mut l) = ([f32::NEG_INFINITY; 16], [0.0; 16]);
-        for r in 0..self.len {
-            (m[r], l[r]) = softmax(s, &mut work.scores[r], visible[r], span.clone());
+        if R == PACK {
+            // The registers hold the exponentials of four rows.
+            for first in [0, PACK / 2] {
+                softmax_from::<S, { PACK / 2 }>(s, first, work, &visible, &span, &mut m, &mut l);
+            }
+        } else {
+            softmax_from::<S, R>(s, 0, work, &visible, &span, &mut m, &mut l);
         }
         let rows = self.first..self.first + self.len;
         let (mut max, mut sum) = ([f32::NEG_INFINITY; 16], [0.0; 16]);
@@ -320,41 +325,73 @@ fn scale_weights<V: kv::Values, S: Simd, const R: usize>(
     }
 }
 
-/// Scores to weights in place; returns their maximum and the sum of the weights. The weights of all blocks of `span` are
-/// written: 0 for positions that are not visible.
+/// [`softmax`] of rows `first .. first + G` of a pack.
 #[inline(always)]
-fn softmax<S: Simd>(s: S, scores: &mut [f32; SPLIT], (lo, hi): (usize, usize), span: Range<usize>) -> (f32, f32) {
-    let blocks = |lo: usize, hi: usize| lo / KV_BLOCK * KV_BLOCK..hi.next_multiple_of(KV_BLOCK);
-    let all = blocks(span.start, span.end);
-    if lo >= hi {
-        scores[all].fill(0.0);
-        return (f32::NEG_INFINITY, 0.0);
+fn softmax_from<S: Simd, const G: usize>(
+    s: S,
+    first: usize,
+    work: &mut Work,
+    visible: &[(usize, usize)],
+    span: &Range<usize>,
+    m: &mut [f32; 16],
+    l: &mut [f32; 16],
+) {
+    let (scores, visible) = (work.scores[first..].first_chunk_mut(), visible[first..].first_chunk());
+    let (m, l) = (m[first..].first_chunk_mut(), l[first..].first_chunk_mut());
+    if let (Some(scores), Some(visible), Some(m), Some(l)) = (scores, visible, m, l) {
+        softmax::<S, G>(s, scores, visible, span, m, l);
     }
-    let own = blocks(lo, hi);
-    scores[all.start..own.start].fill(0.0);
-    scores[own.end..all.end].fill(0.0);
-    let keep = |x: S::F, at: usize, fill: f32| {
-        if at >= lo && at + S::LANES <= hi {
-            return x;
-        }
-        s.f_keep(x, lo.saturating_sub(at).min(16), hi.saturating_sub(at).min(16), fill)
+}
+
+/// Scores of `G` rows to weights in place, 0 where a row does not see a position; m is their maximum, l their sum. All
+/// rows go side by side, because one waits long for its maximum, each exponential and its sum.
+#[inline(always)]
+fn softmax<S: Simd, const G: usize>(
+    s: S,
+    scores: &mut [[f32; SPLIT]; G],
+    visible: &[(usize, usize); G],
+    span: &Range<usize>,
+    m: &mut [f32; G],
+    l: &mut [f32; G],
+) {
+    let blocks = span.start / KV_BLOCK * KV_BLOCK..span.end.next_multiple_of(KV_BLOCK);
+    // Positions that all rows see need no mask.
+    let all = visible.iter().fold(0..SPLIT, |all, v| all.start.max(v.0)..all.end.min(v.1));
+    let keep = |x: S::F, r: usize, at: usize, fill: f32| {
+        let within = |position: usize| position.saturating_sub(at).min(16);
+        s.f_keep(x, within(visible[r].0), within(visible[r].1), fill)
     };
-    let mut largest = s.f_splat(f32::NEG_INFINITY);
-    for at in own.clone().step_by(S::LANES) {
-        largest = s.f_max(keep(s.f_load(&scores[at..]), at, f32::NEG_INFINITY), largest);
-    }
-    let max = s.f_reduce_max(largest);
-    let mut sums = [0.0; 16];
-    for h in 0..KV_BLOCK / S::LANES {
-        let mut sum = s.f_splat(0.0);
-        for at in (own.start + h * S::LANES..own.end).step_by(KV_BLOCK) {
-            let x = keep(exp(s, s.f_sub(s.f_load(&scores[at..]), s.f_splat(max))), at, 0.0);
-            sum = s.f_add(sum, x);
-            s.f_store(x, &mut scores[at..]);
+    let mut largest = [s.f_splat(f32::NEG_INFINITY); G];
+    for at in blocks.clone().step_by(S::LANES) {
+        let mask = at < all.start || at + S::LANES > all.end;
+        for r in 0..G {
+            let x = s.f_load(&scores[r][at..]);
+            let x = if mask { keep(x, r, at, f32::NEG_INFINITY) } else { x };
+            largest[r] = s.f_max(x, largest[r]);
         }
-        s.f_store(sum, &mut sums[h * S::LANES..]);
     }
-    (max, sum16(&sums))
+    for r in 0..G {
+        m[r] = s.f_reduce_max(largest[r]);
+    }
+    let mut sums = [[0.0; 16]; G];
+    for h in 0..KV_BLOCK / S::LANES {
+        let mut sum = [s.f_splat(0.0); G];
+        for at in (blocks.start + h * S::LANES..blocks.end).step_by(KV_BLOCK) {
+            let mask = at < all.start || at + S::LANES > all.end;
+            for r in 0..G {
+                let x = exp(s, s.f_sub(s.f_load(&scores[r][at..]), s.f_splat(m[r])));
+                let x = if mask { keep(x, r, at, 0.0) } else { x };
+                sum[r] = s.f_add(sum[r], x);
+                s.f_store(x, &mut scores[r][at..]);
+            }
+        }
+        for r in 0..G {
+            s.f_store(sum[r], &mut sums[r][h * S::LANES..]);
+        }
+    }
+    for r in 0..G {
+        l[r] = sum16(&sums[r]);
+    }
 }
 
 /// Adds m and l of `len` rows to M and L; returns the factors of O and of o. A split of which a row sees nothing (m is
