@@ -264,3 +264,43 @@ fn tile_tokens(group: usize) -> usize {
     let fit = (ROWS / group).max(1);
     if fit > 8 { fit / 8 * 8 } else { fit }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn shape(window: Option<usize>) -> Shape {
+        let (type_k, type_v) = (KvType::F16, KvType::F16);
+        Shape { heads: 9, heads_kv: 3, head_len: 64, scale: 0.125, window, soft_cap: None, type_k, type_v }
+    }
+
+    fn run(position: usize, tokens: usize) -> Run<'static> {
+        Run { kv: KvBlocks { blocks: &[], offset_bytes: 0 }, first: 0, tokens, position }
+    }
+
+    #[test]
+    fn only_cells_that_one_thread_would_finish_last_are_cut() {
+        let mut scratch = Scratch::default();
+        let mut pieces = |runs: &[Run<'_>], threads| {
+            scratch.cut(&shape(None), runs, threads);
+            scratch.pieces.len()
+        };
+        assert_eq!(pieces(&[run(16 * SPLIT - 1, 1)], 2), 3 * 16, "a head's splits are all there is to share out");
+        assert_eq!(pieces(&[run(16 * SPLIT - 1, 1)], 1), 0, "one thread");
+        assert_eq!(pieces(&[run(0, 1)], 2), 0, "one split");
+        assert_eq!(pieces(&[run(0, 512)], 2), 0, "enough tiles");
+        assert_eq!(pieces(&[run(1000, 1); 8], 2), 0, "enough sequences");
+        assert_eq!(pieces(&[run(16 * SPLIT - 1, 1), run(10, 1), run(10, 1)], 2), 3 * 16, "the long one of three");
+    }
+
+    #[test]
+    fn splits_outside_the_window_and_above_the_diagonal_are_no_work() {
+        let mut scratch = Scratch::default();
+        scratch.cut(&shape(Some(SPLIT)), &[run(4 * SPLIT, 40)], 1);
+        let splits: Vec<_> = scratch.tiles.iter().map(|tile| tile.splits.clone()).collect();
+        assert_eq!(splits, [3..5, 3..5, 3..5]);
+        scratch.cut(&shape(None), &[run(SPLIT - 16, 32)], 1);
+        let splits: Vec<_> = scratch.tiles.iter().map(|tile| tile.splits.clone()).collect();
+        assert_eq!(splits, [0..1, 0..2]);
+    }
+}
