@@ -27,6 +27,8 @@ use tile::{Attend, Finish, Merge, ROWS, Rows, WORK};
 pub const KV_BLOCK: usize = 16;
 /// Positions of a split.
 pub const SPLIT: usize = 256;
+/// Multiply-adds of a task at least: some microseconds of work.
+const CELL_PRODUCTS: usize = 200_000;
 /// Longest head.
 pub const HEAD_LEN_MAX: usize = 256;
 
@@ -149,10 +151,16 @@ struct Tile {
     run: usize,
     /// Tokens of the run.
     tokens: Range<usize>,
-    /// Splits that they see.
-    splits: Range<usize>,
+    /// Positions that they see.
+    positions: Range<usize>,
     /// The first of its pieces, if it is cut.
     piece: Option<usize>,
+}
+
+impl Tile {
+    fn splits(&self) -> Range<usize> {
+        self.positions.start / SPLIT..self.positions.end.div_ceil(SPLIT)
+    }
 }
 
 /// Attention of `runs`, in ascending order of their rows. `q` has rows of `q_stride` values with the heads first; `out` has
@@ -173,7 +181,7 @@ pub fn attention(
             && shape.heads.is_multiple_of(shape.heads_kv)
     );
     let (group, n) = (shape.group(), shape.head_len);
-    scratch.cut(shape, runs, pool.threads());
+    let products = scratch.cut(shape, runs, pool.threads()) * group * 2 * n;
     let Scratch { tiles, bands, pieces, partial } = scratch;
     let attend = |tile: &Tile, head_kv, splits, rows: Range<usize>, then: &mut dyn FnMut(&mut tile::Work, Rows)| {
         let Run { kv, first, position, .. } = runs[tile.run];
@@ -198,12 +206,13 @@ pub fn attention(
         }
     });
     let partial = &partial[..needed];
-    // Merging is too little to share out by heads.
-    let heads = if tiles.iter().all(|tile| tile.piece.is_some()) { shape.heads_kv } else { 1 };
+    // Merging, and heads with a few positions each, are too little to share out.
+    let whole = tiles.iter().all(|tile| tile.piece.is_some()) || products < tiles.len() * CELL_PRODUCTS;
+    let heads = if whole { shape.heads_kv } else { 1 };
     pool.run_bands(out, shape.heads * n, bands, heads * group * n, |t, col, cell| {
         let (tile, head_kv) = (&tiles[t], col / (group * n));
         if let Some(piece) = tile.piece {
-            let splits = tile.splits.len();
+            let splits = tile.splits().len();
             for head in 0..cell.row(0).len() / n {
                 let first = piece + (head_kv + head / group) * splits;
                 for token in 0..cell.rows() {
@@ -215,10 +224,12 @@ pub fn attention(
             }
             return;
         }
-        for rows in chunks(tile.tokens.len() * group) {
-            attend(tile, head_kv, tile.splits.clone(), rows, &mut |work, rows| {
-                level.run(Finish { shape, rows, work, cell });
-            });
+        for head in 0..cell.row(0).len() / (group * n) {
+            for rows in chunks(tile.tokens.len() * group) {
+                attend(tile, head_kv + head, tile.splits(), rows, &mut |work, rows| {
+                    level.run(Finish { shape, rows, work, cell, col: head * group * n });
+                });
+            }
         }
     });
 }
@@ -229,19 +240,19 @@ fn chunks(rows: usize) -> impl Iterator<Item = Range<usize>> {
 }
 
 impl Scratch {
-    /// Cuts `runs` into tiles, and those that are too much for one thread into pieces.
-    fn cut(&mut self, shape: &Shape, runs: &[Run<'_>], threads: usize) {
+    /// Cuts `runs` into tiles, and those that are too much for one thread into pieces. Returns the positions that all tokens
+    /// see, for all KV heads.
+    fn cut(&mut self, shape: &Shape, runs: &[Run<'_>], threads: usize) -> usize {
         let (tiles, bands, pieces) = (&mut self.tiles, &mut self.bands, &mut self.pieces);
         (tiles.clear(), bands.clear(), pieces.clear());
         let tokens = tile_tokens(shape.group());
-        let cost = |tile: &Tile| tile.tokens.len() * tile.splits.len();
+        let cost = |tile: &Tile| tile.tokens.len() * tile.positions.len();
         let mut total = 0;
         for (run, r) in runs.iter().enumerate() {
             for first in (0..r.tokens).step_by(tokens) {
                 let last = r.tokens.min(first + tokens);
-                let lowest = shape.first_visible(r.position + first);
-                let splits = lowest / SPLIT..(r.position + last).div_ceil(SPLIT);
-                let tile = Tile { run, tokens: first..last, splits, piece: None };
+                let positions = shape.first_visible(r.position + first)..r.position + last;
+                let tile = Tile { run, tokens: first..last, positions, piece: None };
                 total += cost(&tile) * shape.heads_kv;
                 tiles.push(tile);
                 bands.push(r.first + first..r.first + last);
@@ -249,13 +260,12 @@ impl Scratch {
         }
         for (t, tile) in tiles.iter_mut().enumerate() {
             // A cell that is more than a quarter of a thread's share would leave the others waiting.
-            if threads > 1 && tile.splits.len() > 1 && cost(tile) * 4 * threads > total {
+            if threads > 1 && tile.splits().len() > 1 && cost(tile) * 4 * threads > total {
                 tile.piece = Some(pieces.len());
-                pieces.extend(
-                    (0..shape.heads_kv).flat_map(|head| tile.splits.clone().map(move |split| (t, head, split))),
-                );
+                pieces.extend((0..shape.heads_kv).flat_map(|head| tile.splits().map(move |split| (t, head, split))));
             }
         }
+        total
     }
 }
 
@@ -297,10 +307,10 @@ mod tests {
     fn splits_outside_the_window_and_above_the_diagonal_are_no_work() {
         let mut scratch = Scratch::default();
         scratch.cut(&shape(Some(SPLIT)), &[run(4 * SPLIT, 40)], 1);
-        let splits: Vec<_> = scratch.tiles.iter().map(|tile| tile.splits.clone()).collect();
+        let splits: Vec<_> = scratch.tiles.iter().map(|tile| tile.splits()).collect();
         assert_eq!(splits, [3..5, 3..5, 3..5]);
         scratch.cut(&shape(None), &[run(SPLIT - 16, 32)], 1);
-        let splits: Vec<_> = scratch.tiles.iter().map(|tile| tile.splits.clone()).collect();
+        let splits: Vec<_> = scratch.tiles.iter().map(|tile| tile.splits()).collect();
         assert_eq!(splits, [0..1, 0..2]);
     }
 }

@@ -431,12 +431,14 @@ fn finish<S: Simd>(s: S, shape: &Shape, sum: f32, from: &[f32], out: &mut [f32])
     }
 }
 
-/// The results of rows that have seen all their splits, into the cell of their tile and KV head.
+/// The results of rows that have seen all their splits, into the cell of their tile.
 pub(super) struct Finish<'a, 'c, 'd> {
     pub(super) shape: &'a Shape,
     pub(super) rows: Rows,
     pub(super) work: &'a Work,
     pub(super) cell: &'c mut Cell<'d, f32>,
+    /// Where the KV head's group begins in the cell.
+    pub(super) col: usize,
 }
 
 impl Op for Finish<'_, '_, '_> {
@@ -446,7 +448,7 @@ impl Op for Finish<'_, '_, '_> {
         let n = self.shape.head_len;
         for r in 0..self.rows.len {
             let token = self.rows.token(r) - self.rows.token;
-            let out = &mut self.cell.row(token)[self.rows.head(r) * n..][..n];
+            let out = &mut self.cell.row(token)[self.col + self.rows.head(r) * n..][..n];
             finish(s, self.shape, self.work.sum[r], &self.work.out[r], out);
         }
     }
