@@ -244,7 +244,9 @@ impl Scratch {
     /// see, for all KV heads.
     fn cut(&mut self, shape: &Shape, runs: &[Run<'_>], threads: usize) -> usize {
         let (tiles, bands, pieces) = (&mut self.tiles, &mut self.bands, &mut self.pieces);
-        (tiles.clear(), bands.clear(), pieces.clear());
+        tiles.clear();
+        bands.clear();
+        pieces.clear();
         let tokens = tile_tokens(shape.group());
         let cost = |tile: &Tile| tile.tokens.len() * tile.positions.len();
         let mut total = 0;

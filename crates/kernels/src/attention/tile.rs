@@ -195,13 +195,14 @@ impl Pack<'_> {
     #[inline(always)]
     fn run<S: Simd, const R: usize, const R2: usize>(self, s: S, work: &mut Work) {
         let mut visible = [(0, 0); R];
-        let mut span = SPLIT..0;
+        let (mut from, mut to) = (SPLIT, 0);
         for (r, visible) in visible.iter_mut().enumerate().take(self.len) {
             *visible = self.query.visible(self.rows.token(self.first + r), self.split);
             if visible.0 < visible.1 {
-                span = span.start.min(visible.0)..span.end.max(visible.1);
+                (from, to) = (from.min(visible.0), to.max(visible.1));
             }
         }
+        let span = from..to;
         if span.is_empty() {
             return;
         }
