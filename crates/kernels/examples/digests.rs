@@ -3,7 +3,7 @@
 
 use fixtures::rng::Rng;
 use kernels::activations::{Activations, Forms, Norm, Precision};
-use kernels::attention::{KV_BLOCK, KvBlocks, KvType, Scratch, Shape, attention, write_kv};
+use kernels::attention::{KV_BLOCK, KvBlocks, KvType, Run, Scratch, Shape, attention, write_kv};
 use kernels::isa::{Isa, Level};
 use kernels::matmul::{Matrix, Output, matmul, matmul_gated};
 use kernels::ops::{Gate, add, rms_norm, rope, soft_cap};
@@ -168,8 +168,8 @@ fn attended(pool: &mut Pool, level: Level, shape: &Shape) -> Vec<f32> {
     let mut out = vec![0.0; tokens * row];
     let mut scratch = Scratch::default();
     for (first, n) in [(0, tokens - 1), (tokens - 1, 1)] {
-        let (q, out) = (&q[first * row..], &mut out[first * row..][..n * row]);
-        attention(pool, level, shape, kv, first, n, q, row, out, &mut scratch);
+        let run = Run { kv, first, tokens: n, position: first };
+        attention(pool, level, shape, &[run], &q, row, &mut out, &mut scratch);
     }
     out
 }

@@ -501,6 +501,7 @@ pub(crate) fn accumulate<Q: Quant, S: Simd, const G: usize>(s: S, sub: &Sub<S>, 
     match G {
         1 => accumulate_some::<Q, S, G, 1>(s, sub, x, acc, 0),
         2 => accumulate_some::<Q, S, G, 2>(s, sub, x, acc, 0),
+        3 => accumulate_some::<Q, S, G, 3>(s, sub, x, acc, 0),
         _ => {
             accumulate_some::<Q, S, G, 4>(s, sub, x, acc, 0);
             if G >= 8 {

@@ -16,6 +16,7 @@
 #![allow(unsafe_code)]
 
 use std::cell::UnsafeCell;
+use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::thread::{JoinHandle, Thread};
@@ -132,14 +133,29 @@ impl Pool {
         let base = Base(data.as_mut_ptr());
         self.run(down * across, |i| {
             let (row, col) = (i / across * shape.cell_rows, i % across * shape.cell_cols);
-            let mut cell = Cell {
-                base: base.get().wrapping_add(row * shape.row_len + col),
-                stride: shape.row_len,
-                rows: shape.cell_rows.min(shape.rows - row),
-                cols: shape.cell_cols.min(shape.row_len - col),
-                _data: std::marker::PhantomData,
-            };
-            task(row, col, &mut cell);
+            let rows = row..shape.rows.min(row + shape.cell_rows);
+            task(row, col, &mut base.cell(shape.row_len, rows, col, shape.cell_cols));
+        });
+    }
+
+    /// As [`Pool::run_grid`], for rows of `row_len` values that are cut into `bands`, which ascend and do not overlap;
+    /// `task` gets the number of the band.
+    pub fn run_bands<T: Send>(
+        &mut self,
+        data: &mut [T],
+        row_len: usize,
+        bands: &[Range<usize>],
+        cell_cols: usize,
+        task: impl Fn(usize, usize, &mut Cell<'_, T>) + Sync,
+    ) {
+        let ascend = bands.iter().all(|b| b.start <= b.end) && bands.windows(2).all(|b| b[0].end <= b[1].start);
+        let end = bands.last().map_or(0, |b| b.end);
+        assert!(ascend && end * row_len <= data.len(), "{bands:?} of {row_len} values over {}", data.len());
+        let across = row_len.div_ceil(cell_cols);
+        let base = Base(data.as_mut_ptr());
+        self.run(bands.len() * across, |i| {
+            let (band, col) = (i / across, i % across * cell_cols);
+            task(band, col, &mut base.cell(row_len, bands[band].clone(), col, cell_cols));
         });
     }
 
@@ -157,16 +173,9 @@ impl Pool {
         task: impl Fn(usize, &mut [T], &mut [T]) + Sync,
     ) {
         assert_eq!(a.len(), b.len(), "two buffers of one length");
-        let chunk_len = chunk_len.max(1);
+        let (len, chunk_len) = (a.len(), chunk_len.max(1));
         let b = Base(b.as_mut_ptr());
-        let len = a.len();
-        self.run_chunks(a, chunk_len, |i, a| {
-            let from = i * chunk_len;
-            let base = b.get().wrapping_add(from);
-            // SAFETY: invariant 3; the piece lies in the slice borrowed above for as long as tasks run.
-            let b = unsafe { std::slice::from_raw_parts_mut(base, chunk_len.min(len - from)) };
-            task(i, a, b);
-        });
+        self.run_chunks(a, chunk_len, |i, a| task(i, a, b.cell(len, 0..1, i * chunk_len, chunk_len).row(0)));
     }
 }
 
@@ -182,7 +191,7 @@ impl Drop for Pool {
 
 impl Shared {
     /// The tasks that thread `thread` takes first.
-    fn stretch(&self, thread: usize, tasks: usize) -> std::ops::Range<usize> {
+    fn stretch(&self, thread: usize, tasks: usize) -> Range<usize> {
         let threads = self.next.len();
         thread * tasks / threads..(thread + 1) * tasks / threads
     }
@@ -327,8 +336,15 @@ struct Base<T>(*mut T);
 // SAFETY: the pointer is only used through cells that do not overlap (invariant 3), for values that may be sent.
 unsafe impl<T: Send> Sync for Base<T> {}
 impl<T> Base<T> {
-    fn get(&self) -> *mut T {
-        self.0
+    /// The cell of `rows` and at most `cols` values from `col` on.
+    fn cell<'a>(&self, stride: usize, rows: Range<usize>, col: usize, cols: usize) -> Cell<'a, T> {
+        Cell {
+            base: self.0.wrapping_add(rows.start * stride + col),
+            stride,
+            rows: rows.len(),
+            cols: cols.min(stride - col),
+            _data: std::marker::PhantomData,
+        }
     }
 }
 
@@ -363,6 +379,26 @@ mod tests {
             }
         });
         assert!(data.iter().enumerate().all(|(i, &x)| x as usize == i + 1));
+    }
+
+    #[test]
+    fn bands_cover_their_rows_and_no_others() {
+        let mut pool = Pool::new(3);
+        let mut data = vec![0u32; 9 * 20];
+        pool.run_bands(&mut data, 20, &[0..1, 1..4, 6..9], 16, |band, col, cell| {
+            for r in 0..cell.rows() {
+                cell.row(r).iter_mut().for_each(|x| *x += (band * 100 + col + 1) as u32);
+            }
+        });
+        let bands = [Some(0), Some(1), Some(1), Some(1), None, None, Some(2), Some(2), Some(2)];
+        for (i, &x) in data.iter().enumerate() {
+            let want = bands[i / 20].map_or(0, |band| band * 100 + i % 20 / 16 * 16 + 1);
+            assert_eq!(x as usize, want, "value {i}");
+        }
+        let overlap = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+            pool.run_bands(&mut data, 20, &[0..2, 1..3], 20, |_, _, _| ());
+        }));
+        assert!(overlap.is_err(), "two tasks would write one row");
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! Attention: near a plain computation, and the same bits on every path.
 
 use fixtures::rng::Rng;
-use kernels::attention::{KV_BLOCK, KvBlocks, KvType, SPLIT, Scratch, Shape, attention, write_kv};
+use kernels::attention::{KV_BLOCK, KvBlocks, KvType, Run, SPLIT, Scratch, Shape, attention, write_kv};
 use kernels::isa::{Isa, Level};
 use kernels::math::f16_to_f32;
 use kernels::threads::Pool;
@@ -53,8 +53,8 @@ fn run(case: &Case, level: Level, threads: usize, chunk: usize) -> Vec<f32> {
     let (row, kv_row, layer) = (shape.heads * shape.head_len, shape.heads_kv * shape.head_len, shape.block_bytes());
     let mut pool = Pool::new(threads);
     let mut scratch = Scratch::default();
-    // A block that was used before: what is left in it must not leak into results.
-    let fresh = || (0..2 * layer).map(|i| (i * 37 % 113) as u8 & 0x3b).collect();
+    // Whatever is in positions that are not written yet must not be touched: here NaN, in values and in scales.
+    let fresh = || vec![0xff; 2 * layer].into_boxed_slice();
     let mut blocks: Vec<Box<[u8]>> = Vec::new();
     let mut out = vec![0.0; case.tokens * row];
     for first in (0..case.tokens).step_by(chunk) {
@@ -67,8 +67,8 @@ fn run(case: &Case, level: Level, threads: usize, chunk: usize) -> Vec<f32> {
             write_kv(level, shape, &mut blocks[t / KV_BLOCK][layer..], t % KV_BLOCK, k, v);
         }
         let kv = KvBlocks { blocks: &blocks, offset_bytes: layer };
-        let q = &case.q[first * row..];
-        attention(&mut pool, level, shape, kv, first, n, q, row, &mut out[first * row..][..n * row], &mut scratch);
+        let run = Run { kv, first, tokens: n, position: first };
+        attention(&mut pool, level, shape, &[run], &case.q, row, &mut out, &mut scratch);
     }
     out
 }
@@ -112,6 +112,8 @@ fn cases() -> Vec<Case> {
         case(14, 2, 64, None, None, 75),
         case(2, 2, 80, Some(300), Some(5.0), SPLIT + 90),
         case(16, 1, 128, None, None, 33),
+        case(70, 1, 32, None, None, 20),
+        case(5, 5, 48, Some(3), None, 100),
         with_types(case(9, 3, 64, None, None, 2 * SPLIT + 37), KvType::Q8_0, KvType::Q8_0),
         with_types(case(4, 1, 256, Some(40), None, SPLIT + 50), KvType::Q4_0, KvType::Q4_0),
         with_types(case(14, 2, 64, None, None, 75), KvType::Q8_0, KvType::Q4_0),
@@ -149,4 +151,55 @@ fn every_isa_thread_count_and_chunk_gives_the_bits_of_the_scalar_definition() {
             }
         }
     }
+}
+
+/// Sequences of one shape in one call, each at a place of its own: some at their beginning, some far on.
+#[test]
+fn runs_of_many_sequences_in_one_call_have_the_bits_of_each_alone() {
+    let lengths = [(2 * SPLIT + 60, 1), (3, 1), (40, 40), (SPLIT + 20, 5), (1, 1), (4 * SPLIT + 1, 1)];
+    for (type_k, type_v) in [(KvType::F16, KvType::F16), (KvType::Q8_0, KvType::Q4_0)] {
+        let cases: Vec<Case> =
+            lengths.iter().map(|&(len, _)| with_types(case(6, 2, 64, None, None, len), type_k, type_v)).collect();
+        let shape = cases[0].shape;
+        let row = shape.heads * shape.head_len;
+        let level = Level::detect();
+        let caches: Vec<Vec<Box<[u8]>>> = cases.iter().map(|case| cache(case, level)).collect();
+        let (mut q, mut runs, mut want) = (Vec::new(), Vec::new(), Vec::new());
+        for ((case, blocks), &(len, tokens)) in cases.iter().zip(&caches).zip(&lengths) {
+            let (first, position) = (q.len() / row, len - tokens);
+            runs.push(Run { kv: KvBlocks { blocks, offset_bytes: 0 }, first, tokens, position });
+            q.extend_from_slice(&case.q[position * row..]);
+            want.extend_from_slice(&run(case, level, 1, len)[position * row..]);
+        }
+        for threads in [1, 2, 3] {
+            let mut pool = Pool::new(threads);
+            let mut out = vec![0.0; q.len()];
+            // Twice with the same scratch: nothing of the first call is left for the second.
+            let mut scratch = Scratch::default();
+            for runs in [&runs[..], &runs[..1], &runs[2..], &runs[..]] {
+                out.fill(-7.0);
+                attention(&mut pool, level, &shape, runs, &q, row, &mut out, &mut scratch);
+                for (i, (got, want)) in out.chunks_exact(row).zip(want.chunks_exact(row)).enumerate() {
+                    if runs.iter().any(|r| (r.first..r.first + r.tokens).contains(&i)) {
+                        let same = got.iter().zip(want).all(|(g, w)| g.to_bits() == w.to_bits());
+                        assert!(same, "row {i}, {threads} threads");
+                    } else {
+                        assert!(got.iter().all(|&x| x == -7.0), "row {i} is in no run");
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// All keys and values of a case.
+fn cache(case: &Case, level: Level) -> Vec<Box<[u8]>> {
+    let shape = &case.shape;
+    let (kv_row, block_bytes) = (shape.heads_kv * shape.head_len, shape.block_bytes());
+    let mut blocks = vec![vec![0xff; block_bytes].into_boxed_slice(); case.tokens.div_ceil(KV_BLOCK)];
+    for t in 0..case.tokens {
+        let (k, v) = (&case.k[t * kv_row..][..kv_row], &case.v[t * kv_row..][..kv_row]);
+        write_kv(level, shape, &mut blocks[t / KV_BLOCK], t % KV_BLOCK, k, v);
+    }
+    blocks
 }

@@ -8,7 +8,7 @@ use kernels::attention::{self, KV_BLOCK, KvBlocks, KvType, Shape};
 use kernels::isa::Level;
 use kernels::matmul::{Matrix, Output, matmul, matmul_gated};
 use kernels::ops;
-use kernels::threads::{GridShape, Pool};
+use kernels::threads::Pool;
 
 /// KV cache of one sequence: blocks of 16 positions, each with the keys and values of all layers.
 #[derive(Debug, Default)]
@@ -19,7 +19,7 @@ pub(crate) struct Kv {
 
 /// Consecutive tokens of one sequence in a batch.
 pub(crate) struct Run<'a> {
-    /// First row in the batch.
+    /// First row in the batch: where the run before it ends.
     pub(crate) first: usize,
     /// Rows.
     pub(crate) len: usize,
@@ -27,6 +27,14 @@ pub(crate) struct Run<'a> {
     pub(crate) position: usize,
     /// The sequence's cache, with blocks for all positions up to the end of this run.
     pub(crate) kv: &'a mut Kv,
+}
+
+/// Rows of queries, keys and values whose positions share a KV block, and that block's layer: the work of one task.
+struct Part<'a> {
+    rows: &'a mut [f32],
+    kv: &'a mut [u8],
+    /// Of the first row.
+    position: usize,
 }
 
 /// Every buffer of a step; they only grow.
@@ -142,7 +150,7 @@ impl Forward<'_> {
         });
     }
 
-    /// Normalizes, projects, rotates, writes the KV cache and attends.
+    /// Projects the normalized residual stream to queries, keys and values, and attends.
     fn attend(&mut self, index: usize, layer: &Layer, runs: &mut [Run<'_>], n: usize) {
         let (c, level, s) = (self.config, self.level, &mut *self.scratch);
         let shape = shape(c, index, self.kv_types);
@@ -168,47 +176,56 @@ impl Forward<'_> {
         let qkv = grow(&mut s.qkv, n * row_len);
         matmul(self.pool, level, &matrices, &s.acts, qkv, Output::Store);
 
+        self.rotate_and_store(&shape, index, layer, runs, row_len);
+        let s = &mut *self.scratch;
+        let offset_bytes = index * shape.block_bytes();
+        let runs: Vec<attention::Run<'_>> = runs
+            .iter()
+            .map(|run| attention::Run {
+                kv: KvBlocks { blocks: &run.kv.blocks, offset_bytes },
+                first: run.first,
+                tokens: run.len,
+                position: run.position,
+            })
+            .collect();
+        let attended = grow(&mut s.attended, n * q_len);
+        attention::attention(self.pool, level, &shape, &runs, &s.qkv, row_len, attended, &mut s.attention);
+    }
+
+    /// Normalizes and rotates queries and keys, and writes keys and values into the KV cache.
+    fn rotate_and_store(&mut self, shape: &Shape, index: usize, layer: &Layer, runs: &mut [Run<'_>], row_len: usize) {
+        let (c, level) = (self.config, self.level);
+        let (q_len, kv_len) = (c.heads * c.head_len, c.heads_kv * c.head_len);
         let rope = if shape.window.is_some() { self.rope_window } else { self.rope };
-        for run in &*runs {
-            let rows = &mut qkv[run.first * row_len..(run.first + run.len) * row_len];
-            let grid = GridShape { rows: run.len, row_len, cell_rows: 8, cell_cols: row_len };
-            self.pool.run_grid(rows, grid, |first, _, cell| {
-                for r in 0..cell.rows() {
-                    let (q, rest) = cell.row(r).split_at_mut(q_len);
-                    let k = &mut rest[..kv_len];
+        let layer_bytes = shape.block_bytes();
+        let mut parts = Vec::new();
+        let mut rows = &mut self.scratch.qkv[..];
+        for run in runs {
+            let (mut position, end) = (run.position, run.position + run.len);
+            for block in &mut run.kv.blocks[position / KV_BLOCK..end.div_ceil(KV_BLOCK)] {
+                let len = (position / KV_BLOCK * KV_BLOCK + KV_BLOCK).min(end) - position;
+                let (part, rest) = rows.split_at_mut(len * row_len);
+                parts.push(Part { rows: part, kv: &mut block[index * layer_bytes..][..layer_bytes], position });
+                (rows, position) = (rest, position + len);
+            }
+        }
+        self.pool.run_chunks(&mut parts, 1, |_, parts| {
+            for Part { rows, kv, position } in parts {
+                for (i, row) in rows.chunks_exact_mut(row_len).enumerate() {
+                    let (q, rest) = row.split_at_mut(q_len);
+                    let (k, v) = rest.split_at_mut(kv_len);
                     if let (Some(q_norm), Some(k_norm)) = (&layer.q_norm, &layer.k_norm) {
                         ops::rms_norm(level, q, q_norm, c.norm_epsilon);
                         ops::rms_norm(level, k, k_norm, c.norm_epsilon);
                     }
-                    let angles = rope.row(run.position + first + r);
+                    let position = *position + i;
+                    let angles = rope.row(position);
                     ops::rope(level, q, c.head_len, angles);
                     ops::rope(level, k, c.head_len, angles);
+                    attention::write_kv(level, shape, kv, position % KV_BLOCK, k, v);
                 }
-            });
-        }
-        let attended = grow(&mut s.attended, n * q_len);
-        let layer_bytes = shape.block_bytes();
-        let offset_bytes = index * layer_bytes;
-        for run in runs {
-            for (i, row) in qkv[run.first * row_len..].chunks_exact(row_len).take(run.len).enumerate() {
-                let position = run.position + i;
-                let block = &mut run.kv.blocks[position / KV_BLOCK][offset_bytes..offset_bytes + layer_bytes];
-                let (key, value) = row[q_len..].split_at(kv_len);
-                attention::write_kv(level, &shape, block, position % KV_BLOCK, key, value);
             }
-            attention::attention(
-                self.pool,
-                level,
-                &shape,
-                KvBlocks { blocks: &run.kv.blocks, offset_bytes },
-                run.position,
-                run.len,
-                &qkv[run.first * row_len..],
-                row_len,
-                &mut attended[run.first * q_len..],
-                &mut s.attention,
-            );
-        }
+        });
     }
 
     /// Moves the rows `asked` of the residual stream and of the attention output to the front.

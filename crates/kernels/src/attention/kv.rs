@@ -7,12 +7,9 @@
 //! Both are rotated first, by a Hadamard transform (its own inverse) that spreads outliers over the head: without it, four
 //! bits are not enough for any model, and eight cost Qwen2.5, whose keys have large biases, 4 % of perplexity.
 
-use super::{HEAD_LEN_MAX, KV_BLOCK, ROWS, SPLIT};
-use crate::activations::BLOCK_WORDS;
+use super::{HEAD_LEN_MAX, KV_BLOCK};
 use crate::math::{f16_to_f32, f32_to_f16};
-use crate::matmul::accumulate;
 use crate::ops::hadamard;
-use crate::quant::Quant;
 use crate::simd::Simd;
 
 /// Type of keys or values in the cache.
@@ -156,139 +153,54 @@ pub(super) fn write_value<S: Simd>(s: S, ty: KvType, values: &mut [u8], slot: us
     }
 }
 
-/// Scores with half-precision keys: chains over the values of the head.
-#[inline(always)]
-pub(super) fn scores_f16<S: Simd, const R: usize>(
-    s: S,
-    keys: &[u8],
-    h: usize,
-    q: &[[f32; HEAD_LEN_MAX]; ROWS],
-    head_len: usize,
-) -> [S::F; R] {
-    let mut acc = [s.f_splat(0.0); R];
-    for (i, key) in keys.chunks_exact(2 * KV_BLOCK).take(head_len).enumerate() {
-        let k = s.f_load_f16(&key[2 * S::LANES * h..]);
-        for r in 0..R {
-            acc[r] = s.f_fma(k, s.f_splat(q[r][i]), acc[r]);
-        }
-    }
-    acc
+/// How values are read.
+pub(super) trait Values {
+    /// Whether 32 values share a scale.
+    const SCALED: bool;
+    /// The scales of 16 positions for the values from `at` on.
+    fn scales(values: &[u8], at: usize) -> &[u8];
+    /// The vector at `at` of position `slot`, without its scale.
+    fn load<S: Simd>(s: S, values: &[u8], head_len: usize, slot: usize, at: usize) -> S::F;
 }
 
-/// Scores with keys in a panel of format `Q`: products as those of weights in double precision.
-#[inline(always)]
-pub(super) fn scores_quantized<Q: Quant, S: Simd, const R: usize>(
-    s: S,
-    keys: &[u8],
-    h: usize,
-    q: &[u32],
-    rest: &[u32],
-) -> [S::F; R] {
-    let mut acc = [s.f_splat(0.0); R];
-    let mut acc_rest = [s.f_splat(0.0); R];
-    let [q, rest] = [q, rest].map(|words| words.as_chunks::<R>().0.chunks_exact(BLOCK_WORDS));
-    for (block, (q, rest)) in keys.chunks_exact(KV_BLOCK * Q::BYTES).zip(q.zip(rest)) {
-        let head = Q::head(s, block, h);
-        let sub = Q::sub(s, block, h, head, 0);
-        accumulate::<Q, S, R>(s, &sub, q, &mut acc);
-        accumulate::<Q, S, R>(s, &sub, rest, &mut acc_rest);
-    }
-    for (acc, rest) in acc.iter_mut().zip(acc_rest) {
-        *acc = s.f_add(*acc, rest);
-    }
-    acc
-}
+pub(super) struct F16;
+pub(super) struct Q8;
+pub(super) struct Q4;
 
-/// Adds the 16 positions of a block, from position `p` of the split on, to `P` vectors of outputs from value `at` on.
-#[inline(always)]
-pub(super) fn weigh_f16<S: Simd, const R: usize, const P: usize>(
-    s: S,
-    values: &[u8],
-    head_len: usize,
-    at: usize,
-    weights: &[[f32; SPLIT]],
-    p: usize,
-    acc: &mut [[S::F; P]; R],
-) {
-    for (i, row) in values.chunks_exact(2 * head_len).enumerate() {
-        let mut v = [s.f_splat(0.0); P];
-        for (k, v) in v.iter_mut().enumerate() {
-            *v = s.f_load_f16(&row[2 * (at + k * S::LANES)..]);
-        }
-        for r in 0..R {
-            let w = s.f_splat(weights[r][p + i]);
-            for k in 0..P {
-                acc[r][k] = s.f_fma(w, v[k], acc[r][k]);
-            }
-        }
+impl Values for F16 {
+    const SCALED: bool = false;
+    #[inline(always)]
+    fn scales(_: &[u8], _: usize) -> &[u8] {
+        &[]
+    }
+    #[inline(always)]
+    fn load<S: Simd>(s: S, values: &[u8], head_len: usize, slot: usize, at: usize) -> S::F {
+        s.f_load_f16(&values[2 * (slot * head_len + at)..])
     }
 }
 
-/// Weights times the scales of the 16 positions.
-#[inline(always)]
-fn scaled_weights<S: Simd, const R: usize>(s: S, scales: &[u8], weights: &[[f32; SPLIT]], p: usize) -> [[f32; 16]; R] {
-    let mut out = [[0.0; 16]; R];
-    for at in (0..KV_BLOCK).step_by(S::LANES) {
-        let scale = s.f_load_f16(&scales[2 * at..]);
-        for r in 0..R {
-            s.f_store(s.f_mul(s.f_load(&weights[r][p + at..]), scale), &mut out[r][at..]);
-        }
+impl Values for Q8 {
+    const SCALED: bool = true;
+    #[inline(always)]
+    fn scales(values: &[u8], at: usize) -> &[u8] {
+        &values[at / 32 * KV_BLOCK * 34..]
     }
-    out
-}
-
-/// As [`weigh_f16`]: `acc = fma(weight · scale, float(q), acc)`.
-#[inline(always)]
-pub(super) fn weigh_q8_0<S: Simd, const R: usize, const P: usize>(
-    s: S,
-    values: &[u8],
-    at: usize,
-    weights: &[[f32; SPLIT]],
-    p: usize,
-    acc: &mut [[S::F; P]; R],
-) {
-    let block = &values[at / 32 * KV_BLOCK * 34..][..KV_BLOCK * 34];
-    let weights = scaled_weights::<S, R>(s, block, weights, p);
-    for (i, row) in block[32..].chunks_exact(32).enumerate() {
-        let mut v = [s.f_splat(0.0); P];
-        for (k, v) in v.iter_mut().enumerate() {
-            *v = s.v_to_f(s.v_load_i8(&row[at % 32 + k * S::LANES..]));
-        }
-        for r in 0..R {
-            let w = s.f_splat(weights[r][i]);
-            for k in 0..P {
-                acc[r][k] = s.f_fma(w, v[k], acc[r][k]);
-            }
-        }
+    #[inline(always)]
+    fn load<S: Simd>(s: S, values: &[u8], _: usize, slot: usize, at: usize) -> S::F {
+        s.v_to_f(s.v_load_i8(&values[at / 32 * KV_BLOCK * 34 + 32 + 32 * slot + at % 32..]))
     }
 }
 
-/// As [`weigh_q8_0`], for nibbles.
-#[inline(always)]
-pub(super) fn weigh_q4_0<S: Simd, const R: usize, const P: usize>(
-    s: S,
-    values: &[u8],
-    at: usize,
-    weights: &[[f32; SPLIT]],
-    p: usize,
-    acc: &mut [[S::F; P]; R],
-) {
-    let block = &values[at / 32 * KV_BLOCK * 18..][..KV_BLOCK * 18];
-    let weights = scaled_weights::<S, R>(s, block, weights, p);
-    let (four, offset) = (s.v_splat(15), s.v_splat(-8));
-    for (i, row) in block[32..].chunks_exact(16).enumerate() {
-        let mut v = [s.f_splat(0.0); P];
-        for (k, v) in v.iter_mut().enumerate() {
-            let from = at % 32 + k * S::LANES;
-            let both = s.v_load_u8(&row[from % 16..]);
-            let q = s.v_and(if from < 16 { both } else { s.v_shr(both, 4) }, four);
-            *v = s.v_to_f(s.v_add(q, offset));
-        }
-        for r in 0..R {
-            let w = s.f_splat(weights[r][i]);
-            for k in 0..P {
-                acc[r][k] = s.f_fma(w, v[k], acc[r][k]);
-            }
-        }
+impl Values for Q4 {
+    const SCALED: bool = true;
+    #[inline(always)]
+    fn scales(values: &[u8], at: usize) -> &[u8] {
+        &values[at / 32 * KV_BLOCK * 18..]
+    }
+    #[inline(always)]
+    fn load<S: Simd>(s: S, values: &[u8], _: usize, slot: usize, at: usize) -> S::F {
+        let both = s.v_load_u8(&values[at / 32 * KV_BLOCK * 18 + 32 + 16 * slot + at % 16..]);
+        let q = s.v_and(if at % 32 < 16 { both } else { s.v_shr(both, 4) }, s.v_splat(15));
+        s.v_to_f(s.v_add(q, s.v_splat(-8)))
     }
 }

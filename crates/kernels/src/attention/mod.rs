@@ -7,25 +7,28 @@
 //! values; m is their maximum, p = exp(score - m), l the sum of p (16 chains over the blocks, then a tree), and each output
 //! o a chain of p · v over the positions. Splits are merged in order: M' = max(M, m), L' = L · exp(M - M') + l · exp(m - M'),
 //! O' likewise; the result is O / L. So threads, batches and chunks cannot matter.
+//!
+//! Work. A run's tokens are cut into tiles, and a cell is what one KV head does for a tile: `tile` computes it, a few query
+//! rows at a time. All cells of all runs are tasks of one parallel region. A cell that is a large part of the whole (few
+//! tokens after many positions) is cut at the splits first; then the region merges what they left.
 
 pub mod kv;
+mod products;
+mod tile;
 
-use crate::activations::{BLOCK_WORDS, quantize_block};
 use crate::isa::Level;
-use crate::math::{exp, sum16, tanh};
-use crate::ops::hadamard;
-use crate::quant::{Q4_0, Q8_0};
 use crate::simd::{Op, Simd};
-use crate::threads::{Cell, GridShape, Pool};
+use crate::threads::Pool;
 pub use kv::KvType;
-use std::cell::RefCell;
+use std::ops::Range;
+use tile::{Attend, Finish, Merge, ROWS, Rows, WORK};
 
 /// Positions of a KV block.
 pub const KV_BLOCK: usize = 16;
 /// Positions of a split.
 pub const SPLIT: usize = 256;
-/// Query rows (a token and a head) that share the work on a block.
-const ROWS: usize = 8;
+/// Multiply-adds of a task at least: some microseconds of work.
+const CELL_PRODUCTS: usize = 200_000;
 /// Longest head.
 pub const HEAD_LEN_MAX: usize = 256;
 
@@ -56,6 +59,16 @@ impl Shape {
         self.heads_kv * self.head_bytes()
     }
 
+    /// Query heads that share a KV head.
+    fn group(&self) -> usize {
+        self.heads / self.heads_kv
+    }
+
+    /// The first position that a query at `position` sees.
+    fn first_visible(&self, position: usize) -> usize {
+        self.window.map_or(0, |w| (position + 1).saturating_sub(w))
+    }
+
     fn head_bytes(&self) -> usize {
         KV_BLOCK * (self.type_k.bytes(self.head_len) + self.type_v.bytes(self.head_len))
     }
@@ -72,6 +85,7 @@ pub struct KvBlocks<'a> {
 
 impl<'a> KvBlocks<'a> {
     /// Keys and values of a head in a block.
+    #[inline(always)]
     fn head(&self, shape: &Shape, block: usize, head: usize) -> (&'a [u8], &'a [u8]) {
         let len = shape.head_bytes();
         let both = &self.blocks[block][self.offset_bytes + head * len..][..len];
@@ -106,23 +120,56 @@ impl Op for WriteKv<'_> {
     }
 }
 
-/// Partial results of one token's heads, for splits that are computed apart.
+/// Consecutive tokens of one sequence, whose keys and values are in its cache already.
+#[derive(Debug, Clone, Copy)]
+pub struct Run<'a> {
+    /// The sequence's cache, this layer's.
+    pub kv: KvBlocks<'a>,
+    /// Row of the first token in queries and outputs.
+    pub first: usize,
+    /// Tokens.
+    pub tokens: usize,
+    /// Position of the first.
+    pub position: usize,
+}
+
+/// Buffers between the parts of a step; they only grow.
 #[derive(Debug, Default)]
 pub struct Scratch {
-    /// For each head and split: m, l, then the outputs.
+    tiles: Vec<Tile>,
+    /// Rows of each tile in the output.
+    bands: Vec<Range<usize>>,
+    /// What is computed apart: a tile, a KV head and a split.
+    pieces: Vec<(usize, usize, usize)>,
+    /// Results of each piece: for each of its rows m, l, then the outputs.
     partial: Vec<f32>,
 }
 
-/// Attention of `tokens` consecutive tokens of one sequence, the first at `position`, whose keys and values are in
-/// `kv` already. `q` has rows of `q_stride` values with the heads first; `out` has rows of `heads * head_len`.
-#[allow(clippy::too_many_arguments)]
+/// Tokens of one run that are computed together.
+#[derive(Debug, Clone)]
+struct Tile {
+    run: usize,
+    /// Tokens of the run.
+    tokens: Range<usize>,
+    /// Positions that they see.
+    positions: Range<usize>,
+    /// The first of its pieces, if it is cut.
+    piece: Option<usize>,
+}
+
+impl Tile {
+    fn splits(&self) -> Range<usize> {
+        self.positions.start / SPLIT..self.positions.end.div_ceil(SPLIT)
+    }
+}
+
+/// Attention of `runs`, in ascending order of their rows. `q` has rows of `q_stride` values with the heads first; `out` has
+/// rows of `heads * head_len`, of which those of the runs are written.
 pub fn attention(
     pool: &mut Pool,
     level: Level,
     shape: &Shape,
-    kv: KvBlocks<'_>,
-    position: usize,
-    tokens: usize,
+    runs: &[Run<'_>],
     q: &[f32],
     q_stride: usize,
     out: &mut [f32],
@@ -133,415 +180,139 @@ pub fn attention(
             && shape.head_len <= HEAD_LEN_MAX
             && shape.heads.is_multiple_of(shape.heads_kv)
     );
-    let group = shape.heads / shape.heads_kv;
-    let row_len = shape.heads * shape.head_len;
-    let first_visible = shape.window.map_or(0, |w| (position + 1).saturating_sub(w));
-    let splits = first_visible / SPLIT..(position + tokens).div_ceil(SPLIT);
-    let query = Query { shape, kv, position, q, q_stride };
-    if tokens == 1 && splits.len() > 1 {
-        // Too few heads to share out: splits are tasks too, merged below in the order of the definition.
-        let piece = group * (shape.head_len + 2);
-        let needed = shape.heads_kv * splits.len() * piece;
-        if scratch.partial.len() < needed {
-            scratch.partial.resize(needed, 0.0);
-        }
-        let n = splits.len();
-        pool.run_chunks(&mut scratch.partial[..needed], piece, |i, out| {
-            let split = splits.start + i % n;
-            for (g, out) in (0..group).step_by(ROWS).zip(out.chunks_mut(ROWS * (shape.head_len + 2))) {
-                let rows = Rows { head_kv: i / n, token: 0, first: g, tokens: 1, heads: ROWS.min(group - g) };
-                WORK.with_borrow_mut(|work| level.run(Partial { query, rows, split, work, out }));
-            }
+    let (group, n) = (shape.group(), shape.head_len);
+    let products = scratch.cut(shape, runs, pool.threads()) * group * 2 * n;
+    let Scratch { tiles, bands, pieces, partial } = scratch;
+    let attend = |tile: &Tile, head_kv, splits, rows: Range<usize>, then: &mut dyn FnMut(&mut tile::Work, Rows)| {
+        let Run { kv, first, position, .. } = runs[tile.run];
+        let query = tile::Query { shape, kv, position, q: &q[first * q_stride..], q_stride };
+        let rows = Rows { head_kv, token: tile.tokens.start, group, first: rows.start, len: rows.len() };
+        WORK.with_borrow_mut(|work| {
+            level.run(Attend { query, rows, splits, work });
+            then(work, rows);
         });
-        let partial = &scratch.partial[..needed];
-        pool.run_chunks(&mut out[..row_len], shape.head_len, |head, out| {
-            let (head_kv, g) = (head / group, head % group);
-            level.run(Merge {
-                shape,
-                partial,
-                first: head_kv * n * piece + g * (shape.head_len + 2),
-                step: piece,
-                splits: n,
-                out,
-            });
-        });
-        return;
+    };
+    let row_floats = n + 2;
+    let piece_floats = pieces.iter().map(|p| tiles[p.0].tokens.len()).max().unwrap_or(0) * group * row_floats;
+    let needed = pieces.len() * piece_floats;
+    if partial.len() < needed {
+        partial.resize(needed, 0.0);
     }
-    // A cell is one KV head's group of heads for as many tokens as fill the rows.
-    let cell_tokens = (2 * ROWS / group).clamp(1, 16);
-    let grid = GridShape { rows: tokens, row_len, cell_rows: cell_tokens, cell_cols: group * shape.head_len };
-    pool.run_grid(out, grid, |token, col, cell| {
-        let head_kv = col / (group * shape.head_len);
-        let tokens = cell.rows();
-        let (step_t, step_g) = if group >= ROWS { (1, ROWS) } else { (ROWS / group, group) };
-        for t in (0..tokens).step_by(step_t) {
-            for g in (0..group).step_by(step_g) {
-                let rows = Rows {
-                    head_kv,
-                    token: token + t,
-                    first: g,
-                    tokens: step_t.min(tokens - t),
-                    heads: step_g.min(group - g),
-                };
-                WORK.with_borrow_mut(|work| level.run(Whole { query, rows, work, cell, cell_row: t }));
+    pool.run_chunks(&mut partial[..needed], piece_floats, |i, out| {
+        let (t, head_kv, split) = pieces[i];
+        for rows in chunks(tiles[t].tokens.len() * group) {
+            let out = &mut out[rows.start * row_floats..];
+            attend(&tiles[t], head_kv, split..split + 1, rows, &mut |work, rows| work.save(rows, n, out));
+        }
+    });
+    let partial = &partial[..needed];
+    // Merging, and heads with a few positions each, are too little to share out.
+    let whole = tiles.iter().all(|tile| tile.piece.is_some()) || products < tiles.len() * CELL_PRODUCTS;
+    let heads = if whole { shape.heads_kv } else { 1 };
+    pool.run_bands(out, shape.heads * n, bands, heads * group * n, |t, col, cell| {
+        let (tile, head_kv) = (&tiles[t], col / (group * n));
+        if let Some(piece) = tile.piece {
+            let splits = tile.splits().len();
+            for head in 0..cell.row(0).len() / n {
+                let first = piece + (head_kv + head / group) * splits;
+                for token in 0..cell.rows() {
+                    let row = (token * group + head % group) * row_floats;
+                    let partial = &partial[first * piece_floats + row..];
+                    let out = &mut cell.row(token)[head * n..][..n];
+                    level.run(Merge { shape, partial, step: piece_floats, splits, out });
+                }
+            }
+            return;
+        }
+        for head in 0..cell.row(0).len() / (group * n) {
+            for rows in chunks(tile.tokens.len() * group) {
+                attend(tile, head_kv + head, tile.splits(), rows, &mut |work, rows| {
+                    level.run(Finish { shape, rows, work, cell, col: head * group * n });
+                });
             }
         }
     });
 }
 
-#[derive(Clone, Copy)]
-struct Query<'a> {
-    shape: &'a Shape,
-    kv: KvBlocks<'a>,
-    position: usize,
-    q: &'a [f32],
-    q_stride: usize,
+/// Rows that are computed at once.
+fn chunks(rows: usize) -> impl Iterator<Item = Range<usize>> {
+    (0..rows).step_by(ROWS).map(move |first| first..rows.min(first + ROWS))
 }
 
-/// Up to [`ROWS`] query rows of one KV head: `tokens` tokens, `heads` heads of the group from `first` on.
-#[derive(Clone, Copy)]
-struct Rows {
-    head_kv: usize,
-    token: usize,
-    first: usize,
-    tokens: usize,
-    heads: usize,
-}
-
-impl Rows {
-    fn len(&self) -> usize {
-        self.tokens * self.heads
-    }
-    fn token(&self, r: usize) -> usize {
-        self.token + r / self.heads
-    }
-    fn head(&self, r: usize) -> usize {
-        self.first + r % self.heads
-    }
-}
-
-/// What one thread works with. Rows past those in use hold leftovers, whose results nobody reads.
-struct Work {
-    /// Scaled queries, rotated if the keys are.
-    q: [[f32; HEAD_LEN_MAX]; ROWS],
-    /// The same, quantized in double precision, for quantized keys: a group of activations and their rests. (Keys
-    /// with outliers turn the error of 8-bit queries into 6 % of perplexity on Qwen2.5.)
-    q_quantized: [u32; HEAD_LEN_MAX / 32 * BLOCK_WORDS * ROWS],
-    q_rest: [u32; HEAD_LEN_MAX / 32 * BLOCK_WORDS * ROWS],
-    /// Scores, then weights, of the positions of a split.
-    scores: [[f32; SPLIT]; ROWS],
-    /// Results of a split: m, l and o.
-    max: [f32; ROWS],
-    sum: [f32; ROWS],
-    out: [[f32; HEAD_LEN_MAX]; ROWS],
-}
-
-thread_local! {
-    // Clearing it for every few rows would cost as much as a short context.
-    static WORK: RefCell<Work> = const {
-        RefCell::new(Work {
-            q: [[0.0; HEAD_LEN_MAX]; ROWS],
-            q_quantized: [0; HEAD_LEN_MAX / 32 * BLOCK_WORDS * ROWS],
-            q_rest: [0; HEAD_LEN_MAX / 32 * BLOCK_WORDS * ROWS],
-            scores: [[0.0; SPLIT]; ROWS],
-            max: [0.0; ROWS],
-            sum: [0.0; ROWS],
-            out: [[0.0; HEAD_LEN_MAX]; ROWS],
-        })
-    };
-}
-
-/// One split for some rows. A row that sees none of its positions has a maximum of -infinity.
-#[inline(always)]
-fn split<S: Simd>(s: S, query: &Query<'_>, rows: Rows, split: usize, work: &mut Work) {
-    let shape = query.shape;
-    let n = shape.head_len;
-    let group = shape.heads / shape.heads_kv;
-    // Positions lo..hi are visible to row r; blocks from the first to the last that any row sees.
-    let mut visible = [(0, 0); ROWS];
-    let (mut first, mut last) = (usize::MAX, 0);
-    for r in 0..rows.len() {
-        let at = query.position + rows.token(r);
-        let lo = shape.window.map_or(0, |w| (at + 1).saturating_sub(w)).max(split * SPLIT);
-        let hi = (at + 1).min((split + 1) * SPLIT);
-        visible[r] = (lo, hi.max(lo));
-        if lo < hi {
-            first = first.min(lo / KV_BLOCK);
-            last = last.max(hi.div_ceil(KV_BLOCK));
-        }
-    }
-    work.max = [f32::NEG_INFINITY; ROWS];
-    work.sum = [0.0; ROWS];
-    if first >= last {
-        return;
-    }
-    for r in 0..rows.len() {
-        let from = rows.token(r) * query.q_stride + (rows.head_kv * group + rows.head(r)) * n;
-        let q = &mut work.q[r][..n];
-        for (to, x) in q.iter_mut().zip(&query.q[from..from + n]) {
-            *to = x * shape.scale;
-        }
-        if shape.type_k.is_rotated() {
-            hadamard(q);
-        }
-    }
-    // Four rows or eight: the widths of a group of quantized queries.
-    let width = if rows.len() <= 4 { 4 } else { ROWS };
-    if shape.type_k != KvType::F16 {
-        for (r, q) in work.q[..rows.len()].iter().enumerate() {
-            let blocks = work.q_quantized.chunks_exact_mut(BLOCK_WORDS * width);
-            let rests = work.q_rest.chunks_exact_mut(BLOCK_WORDS * width);
-            for ((block, rest), q) in blocks.zip(rests).zip(q[..n].chunks_exact(32)) {
-                quantize_block(s, q, None, width, r, block, Some(rest));
+impl Scratch {
+    /// Cuts `runs` into tiles, and those that are too much for one thread into pieces. Returns the positions that all tokens
+    /// see, for all KV heads.
+    fn cut(&mut self, shape: &Shape, runs: &[Run<'_>], threads: usize) -> usize {
+        let (tiles, bands, pieces) = (&mut self.tiles, &mut self.bands, &mut self.pieces);
+        tiles.clear();
+        bands.clear();
+        pieces.clear();
+        let tokens = tile_tokens(shape.group());
+        let cost = |tile: &Tile| tile.tokens.len() * tile.positions.len();
+        let mut total = 0;
+        for (run, r) in runs.iter().enumerate() {
+            for first in (0..r.tokens).step_by(tokens) {
+                let last = r.tokens.min(first + tokens);
+                let positions = shape.first_visible(r.position + first)..r.position + last;
+                let tile = Tile { run, tokens: first..last, positions, piece: None };
+                total += cost(&tile) * shape.heads_kv;
+                tiles.push(tile);
+                bands.push(r.first + first..r.first + last);
             }
         }
-    }
-    for block in first..last {
-        let (keys, _) = query.kv.head(shape, block, rows.head_kv);
-        let at = block * KV_BLOCK - split * SPLIT;
-        for h in 0..KV_BLOCK / S::LANES {
-            if width == 4 {
-                score_rows::<S, 4>(s, shape, keys, h, work, at + h * S::LANES);
-            } else {
-                score_rows::<S, ROWS>(s, shape, keys, h, work, at + h * S::LANES);
+        for (t, tile) in tiles.iter_mut().enumerate() {
+            // A cell that is more than a quarter of a thread's share would leave the others waiting.
+            if threads > 1 && tile.splits().len() > 1 && cost(tile) * 4 * threads > total {
+                tile.piece = Some(pieces.len());
+                pieces.extend((0..shape.heads_kv).flat_map(|head| tile.splits().map(move |split| (t, head, split))));
             }
         }
-    }
-    for r in 0..rows.len() {
-        let (lo, hi) = visible[r];
-        if lo >= hi {
-            continue;
-        }
-        let visible = (lo - split * SPLIT, hi - split * SPLIT);
-        (work.max[r], work.sum[r]) = softmax_row(s, &mut work.scores[r], visible, (first, last, split));
-    }
-    weigh_values(s, query, rows.head_kv, rows.len(), (first, last, split), &work.scores, &mut work.out);
-}
-
-/// Scores of the positions of vector `h` for `R` rows.
-#[inline(always)]
-fn score_rows<S: Simd, const R: usize>(s: S, shape: &Shape, keys: &[u8], h: usize, work: &mut Work, at: usize) {
-    let acc = match shape.type_k {
-        KvType::F16 => kv::scores_f16::<S, R>(s, keys, h, &work.q, shape.head_len),
-        KvType::Q8_0 => kv::scores_quantized::<Q8_0, S, R>(s, keys, h, &work.q_quantized, &work.q_rest),
-        KvType::Q4_0 => kv::scores_quantized::<Q4_0, S, R>(s, keys, h, &work.q_quantized, &work.q_rest),
-    };
-    for r in 0..R {
-        let mut score = acc[r];
-        if let Some(cap) = shape.soft_cap {
-            score = s.f_mul(tanh(s, s.f_div(score, s.f_splat(cap))), s.f_splat(cap));
-        }
-        s.f_store(score, &mut work.scores[r][at..]);
+        total
     }
 }
 
-/// Scores to weights in place (0 outside `visible`); returns their maximum and the sum of the weights.
-#[inline(always)]
-fn softmax_row<S: Simd>(
-    s: S,
-    scores: &mut [f32; SPLIT],
-    (lo, hi): (usize, usize),
-    (first, last, split): (usize, usize, usize),
-) -> (f32, f32) {
-    let blocks = (first * KV_BLOCK - split * SPLIT)..(last * KV_BLOCK - split * SPLIT);
-    let mut largest = s.f_splat(f32::NEG_INFINITY);
-    for at in blocks.clone().step_by(S::LANES) {
-        let x = s.f_load(&scores[at..]);
-        let x = s.f_keep(x, lo.saturating_sub(at).min(16), hi.saturating_sub(at).min(16), f32::NEG_INFINITY);
-        largest = s.f_max(x, largest);
-    }
-    let max = s.f_reduce_max(largest);
-    let mut sums = [0.0; 16];
-    for h in 0..KV_BLOCK / S::LANES {
-        let mut sum = s.f_splat(0.0);
-        for at in (blocks.start + h * S::LANES..blocks.end).step_by(KV_BLOCK) {
-            let x = exp(s, s.f_sub(s.f_load(&scores[at..]), s.f_splat(max)));
-            let x = s.f_keep(x, lo.saturating_sub(at).min(16), hi.saturating_sub(at).min(16), 0.0);
-            sum = s.f_add(sum, x);
-            s.f_store(x, &mut scores[at..]);
-        }
-        s.f_store(sum, &mut sums[h * S::LANES..]);
-    }
-    (max, sum16(&sums))
+/// Tokens of a tile: as many as fill the rows, and if possible groups of rows too.
+fn tile_tokens(group: usize) -> usize {
+    let fit = (ROWS / group).max(1);
+    if fit > 8 { fit / 8 * 8 } else { fit }
 }
 
-/// Sums of weights times values, position by position.
-#[inline(always)]
-fn weigh_values<S: Simd>(
-    s: S,
-    query: &Query<'_>,
-    head_kv: usize,
-    rows: usize,
-    span: (usize, usize, usize),
-    weights: &[[f32; SPLIT]; ROWS],
-    out: &mut [[f32; HEAD_LEN_MAX]; ROWS],
-) {
-    let n = query.shape.head_len;
-    // As many rows at once as the registers hold accumulators for, with two vectors each.
-    for at in (0..n).step_by(2 * S::LANES) {
-        if at + 2 * S::LANES <= n {
-            if rows <= 4 || S::GROUP_MAX < 8 {
-                for r in (0..rows).step_by(4) {
-                    weigh_piece::<S, 4, 2>(s, query, head_kv, r, at, span, weights, out);
-                }
-            } else {
-                weigh_piece::<S, 8, 2>(s, query, head_kv, 0, at, span, weights, out);
-            }
-        } else {
-            for r in (0..rows).step_by(4) {
-                weigh_piece::<S, 4, 1>(s, query, head_kv, r, at, span, weights, out);
-            }
-        }
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn shape(window: Option<usize>) -> Shape {
+        let (type_k, type_v) = (KvType::F16, KvType::F16);
+        Shape { heads: 9, heads_kv: 3, head_len: 64, scale: 0.125, window, soft_cap: None, type_k, type_v }
     }
-}
 
-/// `P` vectors of the outputs of rows `row .. row + R`, from value `at` on.
-#[inline(always)]
-fn weigh_piece<S: Simd, const R: usize, const P: usize>(
-    s: S,
-    query: &Query<'_>,
-    head_kv: usize,
-    row: usize,
-    at: usize,
-    (first, last, split): (usize, usize, usize),
-    weights: &[[f32; SPLIT]; ROWS],
-    out: &mut [[f32; HEAD_LEN_MAX]; ROWS],
-) {
-    let shape = query.shape;
-    let mut acc = [[s.f_splat(0.0); P]; R];
-    for block in first..last {
-        let (_, values) = query.kv.head(shape, block, head_kv);
-        let p = block * KV_BLOCK - split * SPLIT;
-        let weights = &weights[row..];
-        match shape.type_v {
-            KvType::F16 => kv::weigh_f16::<S, R, P>(s, values, shape.head_len, at, weights, p, &mut acc),
-            KvType::Q8_0 => kv::weigh_q8_0::<S, R, P>(s, values, at, weights, p, &mut acc),
-            KvType::Q4_0 => kv::weigh_q4_0::<S, R, P>(s, values, at, weights, p, &mut acc),
-        }
+    fn run(position: usize, tokens: usize) -> Run<'static> {
+        Run { kv: KvBlocks { blocks: &[], offset_bytes: 0 }, first: 0, tokens, position }
     }
-    for r in 0..R {
-        for k in 0..P {
-            s.f_store(acc[r][k], &mut out[row + r][at + k * S::LANES..]);
-        }
+
+    #[test]
+    fn only_cells_that_one_thread_would_finish_last_are_cut() {
+        let mut scratch = Scratch::default();
+        let mut pieces = |runs: &[Run<'_>], threads| {
+            scratch.cut(&shape(None), runs, threads);
+            scratch.pieces.len()
+        };
+        assert_eq!(pieces(&[run(16 * SPLIT - 1, 1)], 2), 3 * 16, "a head's splits are all there is to share out");
+        assert_eq!(pieces(&[run(16 * SPLIT - 1, 1)], 1), 0, "one thread");
+        assert_eq!(pieces(&[run(0, 1)], 2), 0, "one split");
+        assert_eq!(pieces(&[run(0, 512)], 2), 0, "enough tiles");
+        assert_eq!(pieces(&[run(1000, 1); 8], 2), 0, "enough sequences");
+        assert_eq!(pieces(&[run(16 * SPLIT - 1, 1), run(10, 1), run(10, 1)], 2), 3 * 16, "the long one of three");
     }
-}
 
-/// Adds a split (m, l, o) to the running (M, L, O).
-#[inline(always)]
-fn merge<S: Simd>(s: S, (max, sum): (&mut f32, &mut f32), out: &mut [f32], m: f32, l: f32, o: &[f32]) {
-    if m == f32::NEG_INFINITY {
-        return;
-    }
-    let both = max.max(m);
-    // The first split meets M = -infinity, whose factor is 0 by definition.
-    let old = if *max == f32::NEG_INFINITY { 0.0 } else { exp_of(s, *max - both) };
-    let new = exp_of(s, m - both);
-    *max = both;
-    *sum = new.mul_add(l, *sum * old);
-    for at in (0..out.len()).step_by(S::LANES) {
-        let kept = s.f_mul(s.f_load(&out[at..]), s.f_splat(old));
-        s.f_store(s.f_fma(s.f_splat(new), s.f_load(&o[at..]), kept), &mut out[at..]);
-    }
-}
-
-#[inline(always)]
-fn exp_of<S: Simd>(s: S, x: f32) -> f32 {
-    let mut lanes = [0.0; 16];
-    s.f_store(exp(s, s.f_splat(x)), &mut lanes);
-    lanes[0]
-}
-
-/// O / L, rotated back if the values were rotated.
-#[inline(always)]
-fn finish<S: Simd>(s: S, shape: &Shape, out: &mut [f32], sum: f32) {
-    for at in (0..out.len()).step_by(S::LANES) {
-        s.f_store(s.f_div(s.f_load(&out[at..]), s.f_splat(sum)), &mut out[at..]);
-    }
-    if shape.type_v.is_rotated() {
-        hadamard(out);
-    }
-}
-
-/// All splits of some rows, merged as they come.
-struct Whole<'a, 'c, 'd> {
-    query: Query<'a>,
-    rows: Rows,
-    work: &'c mut Work,
-    cell: &'c mut Cell<'d, f32>,
-    cell_row: usize,
-}
-
-impl Op for Whole<'_, '_, '_> {
-    type Out = ();
-    #[inline(always)]
-    fn run<S: Simd>(self, s: S) {
-        let Whole { query, rows, work, cell, cell_row } = self;
-        let shape = query.shape;
-        let n = shape.head_len;
-        let (mut max, mut sum) = ([f32::NEG_INFINITY; ROWS], [0.0; ROWS]);
-        let lowest = shape.window.map_or(0, |w| (query.position + rows.token + 1).saturating_sub(w));
-        let end = query.position + rows.token + rows.tokens;
-        for r in 0..rows.len() {
-            cell.row(cell_row + r / rows.heads)[rows.head(r) * n..][..n].fill(0.0);
-        }
-        for i in lowest / SPLIT..end.div_ceil(SPLIT) {
-            split(s, &query, rows, i, work);
-            for r in 0..rows.len() {
-                let out = &mut cell.row(cell_row + r / rows.heads)[rows.head(r) * n..][..n];
-                merge(s, (&mut max[r], &mut sum[r]), out, work.max[r], work.sum[r], &work.out[r]);
-            }
-        }
-        for r in 0..rows.len() {
-            let out = &mut cell.row(cell_row + r / rows.heads)[rows.head(r) * n..][..n];
-            finish(s, shape, out, sum[r]);
-        }
-    }
-}
-
-/// One split of some rows of one token, left for [`Merge`].
-struct Partial<'a, 'o> {
-    query: Query<'a>,
-    rows: Rows,
-    split: usize,
-    work: &'o mut Work,
-    out: &'o mut [f32],
-}
-
-impl Op for Partial<'_, '_> {
-    type Out = ();
-    #[inline(always)]
-    fn run<S: Simd>(self, s: S) {
-        let work = self.work;
-        split(s, &self.query, self.rows, self.split, work);
-        let n = self.query.shape.head_len;
-        for (r, out) in self.out.chunks_exact_mut(n + 2).enumerate().take(self.rows.len()) {
-            out[0] = work.max[r];
-            out[1] = work.sum[r];
-            out[2..].copy_from_slice(&work.out[r][..n]);
-        }
-    }
-}
-
-/// The splits of one head, in order.
-struct Merge<'a, 'o> {
-    shape: &'a Shape,
-    partial: &'a [f32],
-    first: usize,
-    step: usize,
-    splits: usize,
-    out: &'o mut [f32],
-}
-
-impl Op for Merge<'_, '_> {
-    type Out = ();
-    #[inline(always)]
-    fn run<S: Simd>(self, s: S) {
-        let (mut max, mut sum) = (f32::NEG_INFINITY, 0.0);
-        self.out.fill(0.0);
-        for i in 0..self.splits {
-            let p = &self.partial[self.first + i * self.step..][..self.out.len() + 2];
-            merge(s, (&mut max, &mut sum), self.out, p[0], p[1], &p[2..]);
-        }
-        finish(s, self.shape, self.out, sum);
+    #[test]
+    fn splits_outside_the_window_and_above_the_diagonal_are_no_work() {
+        let mut scratch = Scratch::default();
+        scratch.cut(&shape(Some(SPLIT)), &[run(4 * SPLIT, 40)], 1);
+        let splits: Vec<_> = scratch.tiles.iter().map(|tile| tile.splits()).collect();
+        assert_eq!(splits, [3..5, 3..5, 3..5]);
+        scratch.cut(&shape(None), &[run(SPLIT - 16, 32)], 1);
+        let splits: Vec<_> = scratch.tiles.iter().map(|tile| tile.splits()).collect();
+        assert_eq!(splits, [0..1, 0..2]);
     }
 }
