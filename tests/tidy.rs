@@ -8,12 +8,13 @@ use std::process::Command;
 /// What each crate may import of the others; see ARCHITECTURE.md. `fixtures` stands beside the floors: anyone's tests may
 /// use it.
 const EDGES: &[(&str, &[&str])] = &[
-    ("airs", &["gguf", "kernels", "model", "engine", "library"]),
-    ("engine", &["model"]),
+    ("airs", &["gguf", "kernels", "memory", "residency", "model", "engine", "library"]),
+    ("engine", &["residency", "model"]),
     ("model", &["gguf", "kernels", "memory"]),
     ("gguf", &[]),
     ("kernels", &[]),
     ("memory", &[]),
+    ("residency", &[]),
     ("library", &[]),
     ("fixtures", &["gguf", "library"]),
 ];
