@@ -1,5 +1,6 @@
 //! Mappings and byte sources: the only system calls of the project, and all that is specific to Linux.
 
+pub mod pressure;
 mod region;
 mod source;
 
