@@ -184,6 +184,12 @@ impl Forms {
     }
 }
 
+/// Bytes that [`Activations`] take for a row of `cols` columns in these forms; double precision takes two rows.
+pub fn row_bytes(cols: usize, forms: Forms) -> usize {
+    let quantized = if forms.quantized { cols / 32 * BLOCK_WORDS } else { 0 };
+    (quantized + if forms.floats { cols } else { 0 }) * size_of::<u32>()
+}
+
 struct GroupMax;
 
 impl Op for GroupMax {

@@ -3,6 +3,7 @@
 pub mod chat;
 pub mod config;
 mod error;
+mod footprint;
 mod forward;
 mod limits;
 mod rope;
@@ -16,6 +17,7 @@ use std::path::Path;
 
 pub use config::Config;
 pub use error::Error;
+pub use footprint::Footprint;
 pub use kernels::attention::KvType;
 pub use kernels::isa::Isa;
 pub use limits::{Limits, Rate};

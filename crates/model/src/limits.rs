@@ -1,6 +1,5 @@
 //! What bounds a model's speed: what this machine can do, and what the weights ask of it.
 
-use crate::weights::Weight;
 use crate::{Error, Model};
 use kernels::isa::{Isa, Level};
 use kernels::limits::{int8_macs_per_second, read_bytes_per_second};
@@ -58,24 +57,10 @@ impl Model {
         layers.chain([weights.output()]).map(|w| weights.matrix(w).panels.len() as u64).sum()
     }
 
-    /// Multiply-adds of weights in a prompt of `tokens` tokens, of which only the last one's logits are wanted: in the last
-    /// layer the others stop at their keys and values. Products that run twice for double precision count once.
+    /// As [`crate::Config::prompt_macs`].
     pub fn prompt_macs(&self, tokens: u64) -> u64 {
-        let weights = &self.weights;
-        let last = weights.layers.len().saturating_sub(1);
-        let mut macs = size(weights.output());
-        for (i, l) in weights.layers.iter().enumerate() {
-            macs += tokens * [&l.q, &l.k, &l.v].map(size).iter().sum::<u64>();
-            let wanted = if i == last { 1 } else { tokens };
-            macs += wanted * [&l.attention_out, &l.gate, &l.up, &l.down].map(size).iter().sum::<u64>();
-        }
-        macs
+        self.config.prompt_macs(tokens)
     }
-}
-
-/// Multiply-adds with one row of activations.
-fn size(weight: &Weight) -> u64 {
-    weight.rows as u64 * weight.cols as u64
 }
 
 #[cfg(test)]

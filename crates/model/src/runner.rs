@@ -157,6 +157,29 @@ impl Runner {
         ((used + self.free_blocks.len()) * self.block_bytes) as u64
     }
 
+    /// Bytes of KV cache that will be held once sequence `id` has `len` positions.
+    pub fn kv_bytes_at(&self, id: SequenceId, len: usize) -> u64 {
+        let has = self.sequences[id.0].as_ref().map_or(0, |s| s.kv.blocks.len());
+        let new = len.div_ceil(KV_BLOCK).saturating_sub(has + self.free_blocks.len());
+        self.kv_bytes() + (new * self.block_bytes) as u64
+    }
+
+    /// Takes the memory of all positions of sequence `id` now, which else comes as it grows.
+    pub fn sequence_reserve(&mut self, id: SequenceId) {
+        if let Some(sequence) = &mut self.sequences[id.0] {
+            while sequence.kv.blocks.len() * KV_BLOCK < sequence.context_max {
+                // Written, for pages that are only mapped take none.
+                let fresh = || vec![1; self.block_bytes].into_boxed_slice();
+                sequence.kv.blocks.push(self.free_blocks.pop().unwrap_or_else(fresh));
+            }
+        }
+    }
+
+    /// Gives back the KV blocks that no sequence holds; their bytes.
+    pub fn kv_trim(&mut self) -> u64 {
+        (std::mem::take(&mut self.free_blocks).len() * self.block_bytes) as u64
+    }
+
     /// Computes `rows` in order (any number; cut into micro-batches inside). Returns the logits of the rows that
     /// asked for them, in order: `[asked, vocab_len]`. Errors: a token id outside the vocabulary, a full context; then
     /// nothing has been computed.

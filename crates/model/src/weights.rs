@@ -100,7 +100,7 @@ pub(crate) fn format_of(ty: TensorType) -> Option<Format> {
 }
 
 /// Bytes read at once.
-const READ_BYTES: usize = 4 << 20;
+pub(crate) const READ_BYTES: usize = 4 << 20;
 /// Matrices start at multiples of a cache line.
 const ALIGN_BYTES: usize = 64;
 
@@ -168,7 +168,7 @@ pub(crate) fn load(
 }
 
 /// Bytes of a tensor in panels: as in the file, but for rows that fill up the last panel.
-fn packed_bytes(tensor: &TensorInfo) -> Option<usize> {
+pub(crate) fn packed_bytes(tensor: &TensorInfo) -> Option<usize> {
     let cols = usize::try_from(*tensor.dims.first()?).ok()?;
     let rows = usize::try_from(tensor.dims.iter().skip(1).product::<u64>()).ok()?;
     let row_bytes = usize::try_from(tensor.len_bytes).ok()? / rows.max(1);
