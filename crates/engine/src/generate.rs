@@ -7,7 +7,10 @@ use std::time::Instant;
 use model::tokenizer::StreamDecoder;
 use model::{Model, Row, Runner, RunnerOptions};
 
+use residency::budget::{Grant, Ledger};
+
 use crate::Error;
+use crate::account::Account;
 use crate::sampler::{Sampler, Sampling};
 use crate::session::Session;
 use crate::stream::StopStrings;
@@ -20,6 +23,8 @@ pub struct Engine {
     model: Arc<Model>,
     runner: Runner,
     chunk: usize,
+    // After what it pays for: fields are dropped in order.
+    account: Account,
 }
 
 /// What to generate.
@@ -111,7 +116,31 @@ impl Engine {
     /// An engine for `model`.
     pub fn new(model: Arc<Model>, options: &RunnerOptions) -> Result<Engine, Error> {
         let runner = Runner::new(Arc::clone(&model), options)?;
-        Ok(Engine { model, runner, chunk: options.micro_batch.max(1) })
+        Ok(Engine { model, runner, chunk: options.micro_batch.max(1), account: Account::default() })
+    }
+
+    /// Keeps a grant for as long as the engine exists: the weights', the scratch buffers'.
+    pub fn hold(&mut self, grant: Grant) {
+        self.account.hold(grant);
+    }
+
+    /// From now on `ledger` grants each KV block before it exists.
+    pub fn charge_to(&mut self, ledger: &Ledger, owner: &str) -> Result<(), Error> {
+        self.account.open_kv(ledger, owner, self.runner.kv_bytes())
+    }
+
+    /// Takes the memory for all positions of `session` now, which else comes as it grows.
+    pub fn reserve(&mut self, session: &Session) -> Result<(), Error> {
+        self.account.kv(self.runner.kv_bytes_at(session.sequence, session.context_max))?;
+        self.runner.sequence_reserve(session.sequence);
+        Ok(())
+    }
+
+    /// Gives back the KV blocks that no session holds.
+    pub fn trim_kv(&mut self) {
+        if self.runner.kv_trim() > 0 {
+            self.account.kv_shrunk(self.runner.kv_bytes());
+        }
     }
 
     /// The model.
@@ -152,6 +181,7 @@ impl Engine {
     fn extend(&mut self, session: &mut Session, tokens: &[u32], from: usize) -> Result<&[f32], Error> {
         let row = |(i, &token): (usize, &u32)| Row { sequence: session.sequence, token, logits: i >= from };
         let rows: Vec<Row> = tokens.iter().enumerate().map(row).collect();
+        self.account.kv(self.runner.kv_bytes_at(session.sequence, session.tokens.len() + tokens.len()))?;
         let logits = self.runner.forward(&rows)?;
         session.tokens.extend_from_slice(tokens);
         Ok(logits)
