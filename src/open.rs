@@ -1,20 +1,21 @@
-//! From a model's name to an engine that holds it.
+//! From a model's name to an engine that holds it, with everything that it holds on the ledger.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Instant;
 
-use engine::{Engine, RunnerOptions};
+use engine::{Engine, Error};
 use library::{Library, Name};
-use model::Model;
+use model::{Header, Model};
+use residency::budget::{Grant, Ledger, Line};
+use residency::plan::{Bytes, Mode};
 
 use crate::failure::Failure;
 use crate::flags::{Compute, Settings};
 use crate::interrupt::Stoppable;
+use crate::machine;
+use crate::planning::{Need, plan_for, runner_options};
 use crate::terminal::{Progress, say, size};
-
-/// How the weights are held.
-pub(crate) const MODE: &str = "resident";
 
 /// A loaded model.
 pub(crate) struct Opened {
@@ -23,8 +24,16 @@ pub(crate) struct Opened {
     pub label: String,
     pub path: PathBuf,
     pub threads: usize,
+    /// Positions of a session.
+    pub context: usize,
+    /// How the weights are held.
+    pub mode: Mode,
+    /// What all of it was granted from.
+    pub ledger: Ledger,
     /// From the file's name to an engine that is ready.
     pub load_ms: f64,
+    // Until the process ends.
+    _process: [Grant; 1],
 }
 
 impl Opened {
@@ -32,13 +41,18 @@ impl Opened {
         self.engine.model()
     }
 
+    /// Bytes of keys and values that a step at position `tokens` reads.
+    pub(crate) fn kv_step_bytes(&mut self, tokens: usize) -> u64 {
+        self.engine.runner().kv_bytes_per_token() * tokens as u64
+    }
+
     /// Tells how the model runs: the mode is always said.
     pub(crate) fn say_mode(&mut self, more: &str) {
         let isa = self.engine.runner().isa();
         let weights = size(self.model().weights_bytes);
-        let threads = self.threads;
+        let (threads, mode) = (self.threads, self.mode.name());
         let plural = if threads == 1 { "" } else { "s" };
-        say(&format!("{} · {MODE} · {weights} weights · {isa} · {threads} thread{plural}{more}", self.label));
+        say(&format!("{} · {mode} · {weights} weights · {isa} · {threads} thread{plural}{more}", self.label));
     }
 }
 
@@ -53,31 +67,66 @@ pub(crate) fn locate(settings: &Settings, name: &str) -> Result<PathBuf, Failure
     Ok(path?)
 }
 
-/// Loads the model called `name`.
-pub(crate) fn open(settings: &Settings, name: &str, compute: &Compute) -> Result<Opened, Failure> {
-    let path = locate(settings, name)?;
-    let begin = Instant::now();
-    let model = load(&path)?;
-    let threads = compute.threads();
-    let options = RunnerOptions {
-        threads,
-        isa: settings.isa,
-        micro_batch: compute.micro_batch,
-        type_k: compute.type_k,
-        type_v: compute.type_v,
-    };
-    let engine = Engine::new(Arc::new(model), &options).map_err(|e| Failure::at(&path.display().to_string(), e))?;
-    let load_ms = begin.elapsed().as_secs_f64() * 1e3;
-    let label = match Name::parse(name) {
-        Ok(Name::Path(path)) => path.file_name().map_or(name.to_owned(), |f| f.to_string_lossy().into_owned()),
+/// What the user calls the model `name` at `path`.
+pub(crate) fn label(name: &str, path: &Path) -> String {
+    match Name::parse(name) {
+        Ok(Name::Path(_)) => path.file_name().map_or(name.to_owned(), |f| f.to_string_lossy().into_owned()),
         _ => name.to_owned(),
-    };
-    Ok(Opened { engine, label, path, threads, load_ms })
+    }
 }
 
-fn load(path: &Path) -> Result<Model, Failure> {
+/// Loads the model called `name` for `need`.
+pub(crate) fn open(settings: &Settings, name: &str, compute: &Compute, need: Need) -> Result<Opened, Failure> {
+    let path = locate(settings, name)?;
+    let place = path.display().to_string();
+    let begin = Instant::now();
+    let options = runner_options(compute, settings);
+    let header = Header::read(&path).map_err(|e| Failure::at(&place, e))?;
+    let host = machine::host();
+    let planned =
+        plan_for(&header, &options, compute.budget.memory, need, host.as_ref()).map_err(|e| Failure::at(&place, e))?;
+    drop(header);
+    planned.check(compute).map_err(|failure| failure.about(&place))?;
+
+    let label = label(name, &path);
+    let ledger = Ledger::new(planned.budget_bytes);
+    let process = ledger.charge_unavoidable(Line::Base, "", planned.plan.bytes.base);
+    let engine = load(&path, &ledger, &label, &planned.plan.bytes, planned.footprint.io_bytes, &options)?;
+    Ok(Opened {
+        engine,
+        label,
+        path,
+        threads: options.threads,
+        context: planned.plan.context as usize,
+        mode: if planned.plan.mode == Mode::Refused { Mode::Resident } else { planned.plan.mode },
+        ledger,
+        load_ms: begin.elapsed().as_secs_f64() * 1e3,
+        _process: [process],
+    })
+}
+
+/// Loads the model after everything that it will hold was granted, but for keys and values, which are as they come.
+fn load(
+    path: &Path,
+    ledger: &Ledger,
+    owner: &str,
+    bytes: &Bytes,
+    io_bytes: u64,
+    options: &engine::RunnerOptions,
+) -> Result<Engine, Failure> {
+    let place = path.display().to_string();
+    let fail = |e: Error| Failure::at(&place, e);
+    let grant = |line, bytes| ledger.grant(line, owner, bytes).map_err(|full| fail(Error::Full { line, full }));
+    let held = [grant(Line::Weights, bytes.weights)?, grant(Line::Metadata, bytes.metadata)?];
+    let buffers = grant(Line::Io, io_bytes)?;
     let progress = Progress::bytes("loading");
     let model = Model::load(path, &mut |done, total| progress.set(done, Some(total)));
     progress.clear();
-    model.map_err(|e| Failure::at(&path.display().to_string(), e))
+    let model = model.map_err(|e| Failure::at(&place, e))?;
+    drop(buffers);
+    let scratch = grant(Line::Scratch, bytes.scratch)?;
+    let mut engine = Engine::new(Arc::new(model), options).map_err(fail)?;
+    held.into_iter().chain([scratch]).for_each(|grant| engine.hold(grant));
+    engine.charge_to(ledger, owner).map_err(fail)?;
+    Ok(engine)
 }

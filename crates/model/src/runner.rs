@@ -157,6 +157,11 @@ impl Runner {
         ((used + self.free_blocks.len()) * self.block_bytes) as u64
     }
 
+    /// Bytes of KV cache that a position takes.
+    pub fn kv_bytes_per_token(&self) -> u64 {
+        (self.block_bytes / KV_BLOCK) as u64
+    }
+
     /// Bytes of KV cache that will be held once sequence `id` has `len` positions.
     pub fn kv_bytes_at(&self, id: SequenceId, len: usize) -> u64 {
         let has = self.sequences[id.0].as_ref().map_or(0, |s| s.kv.blocks.len());
@@ -172,6 +177,8 @@ impl Runner {
                 let fresh = || vec![1; self.block_bytes].into_boxed_slice();
                 sequence.kv.blocks.push(self.free_blocks.pop().unwrap_or_else(fresh));
             }
+            self.rope.grow(sequence.context_max);
+            self.rope_window.grow(sequence.context_max);
         }
     }
 
