@@ -81,17 +81,18 @@ pub(crate) fn open(settings: &Settings, name: &str, compute: &Compute, need: Nee
     let place = path.display().to_string();
     let begin = Instant::now();
     let options = runner_options(compute, settings);
+    // Before the header is there: what it takes belongs to the metadata.
+    let (host, base_bytes) = (machine::host(), machine::rss_bytes().unwrap_or(0));
     let header = Header::read(&path).map_err(|e| Failure::at(&place, e))?;
-    let host = machine::host();
-    let planned =
-        plan_for(&header, &options, compute.budget.memory, need, host.as_ref()).map_err(|e| Failure::at(&place, e))?;
+    let planned = plan_for(&header, &options, compute.budget.memory, need, host.as_ref(), base_bytes)
+        .map_err(|e| Failure::at(&place, e))?;
     drop(header);
     planned.check(compute).map_err(|failure| failure.about(&place))?;
 
     let label = label(name, &path);
     let ledger = Ledger::new(planned.budget_bytes);
     let process = ledger.charge_unavoidable(Line::Base, "", planned.plan.bytes.base);
-    let engine = load(&path, &ledger, &label, &planned.plan.bytes, planned.footprint.io_bytes, &options)?;
+    let engine = load(&path, &ledger, &label, &planned.plan.bytes, planned.footprint.loading_bytes, &options)?;
     Ok(Opened {
         engine,
         label,
@@ -118,15 +119,16 @@ fn load(
     let fail = |e: Error| Failure::at(&place, e);
     let grant = |line, bytes| ledger.grant(line, owner, bytes).map_err(|full| fail(Error::Full { line, full }));
     let held = [grant(Line::Weights, bytes.weights)?, grant(Line::Metadata, bytes.metadata)?];
-    let buffers = grant(Line::Io, io_bytes)?;
+    let mut buffers = grant(Line::Io, io_bytes)?;
     let progress = Progress::bytes("loading");
     let model = Model::load(path, &mut |done, total| progress.set(done, Some(total)));
     progress.clear();
     let model = model.map_err(|e| Failure::at(&place, e))?;
-    drop(buffers);
+    // What the allocator does not use again stays with it.
+    buffers.resize(bytes.io.min(io_bytes)).map_err(|full| fail(Error::Full { line: Line::Io, full }))?;
     let scratch = grant(Line::Scratch, bytes.scratch)?;
     let mut engine = Engine::new(Arc::new(model), options).map_err(fail)?;
-    held.into_iter().chain([scratch]).for_each(|grant| engine.hold(grant));
+    held.into_iter().chain([scratch, buffers]).for_each(|grant| engine.hold(grant));
     engine.charge_to(ledger, owner).map_err(fail)?;
     Ok(engine)
 }

@@ -75,7 +75,7 @@ pub(crate) fn plan_for(
         context_trained: header.config()?.context_len as u64,
         scratch_bytes: footprint.scratch_bytes,
         scratch_bytes_per_token: footprint.scratch_bytes_per_token,
-        io_bytes: footprint.io_bytes,
+        io_bytes: footprint.loading_bytes,
         metadata_bytes: footprint.metadata_bytes,
         base_bytes: base_bytes + BASE_LATER_BYTES + options.threads as u64 * THREAD_BYTES,
     };

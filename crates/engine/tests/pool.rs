@@ -219,7 +219,7 @@ fn pressure_gives_memory_back_in_order_and_takes_nothing_in_use() {
     let mut pressure = Pressure::default();
     let mut freed = Vec::new();
     for second in 0..20 {
-        let reading = Reading { stalled_percent: Some(20.0), major_faults: 0, at_ms: second * 1000 };
+        let reading = Reading { stalled_percent: Some(20.0), at_ms: second * 1000, ..Reading::default() };
         if let Some(step) = pressure.step(reading) {
             freed.push((step, pool.give_back(step)));
         }

@@ -46,7 +46,7 @@ pub struct Shares {
 impl Default for Shares {
     /// Medians over the models of docs/measuring.md.
     fn default() -> Self {
-        Shares { decode: 0.78, prefill: 0.33, receipts: 0 }
+        Shares { decode: 0.78, prefill: 0.40, receipts: 0 }
     }
 }
 

@@ -41,6 +41,13 @@ pub struct Budget {
     pub group: Option<usize>,
 }
 
+impl Budget {
+    /// Bytes that are missing to the reserve; what the process itself holds does not count as free.
+    pub fn missing_bytes(&self, own_bytes: u64) -> u64 {
+        (self.reserve_bytes + own_bytes).saturating_sub(self.headroom_bytes)
+    }
+}
+
 const MIB: u64 = 1 << 20;
 const GIB: u64 = 1 << 30;
 /// The host keeps a twentieth of its memory, and no less than this: a desktop that swaps is frozen.
@@ -146,6 +153,8 @@ mod tests {
         let over = budget(&host(8000, &[(Some(100), 200, 0)]));
         assert_eq!(over.bytes, 10 * MIB - GROUP_RESERVE_MIN_BYTES);
         assert_eq!(budget(&host(0, &[])).bytes, 0);
+        assert_eq!(over.missing_bytes(10 * MIB), GROUP_RESERVE_MIN_BYTES);
+        assert_eq!(budget(&host(8000, &[])).missing_bytes(10 * MIB), 0);
     }
 
     #[test]

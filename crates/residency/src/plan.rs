@@ -17,7 +17,7 @@ pub struct Demand {
     pub scratch_bytes: u64,
     /// More scratch for each position of the longest context (rotation tables).
     pub scratch_bytes_per_token: u64,
-    /// Buffers that the file is read into.
+    /// What loading takes besides and gives back: buffers that the file is read into, the header.
     pub io_bytes: u64,
     /// Header, tokenizer, template.
     pub metadata_bytes: u64,
@@ -74,7 +74,7 @@ pub struct Bytes {
     pub kv: u64,
     /// Activations, logits, rotation tables.
     pub scratch: u64,
-    /// Read buffers, as far as they are not free again before the rest is taken.
+    /// What loading takes, as far as it is not free again for keys, values and scratch.
     pub io: u64,
     /// Header, tokenizer, template.
     pub metadata: u64,
@@ -109,8 +109,7 @@ impl Demand {
     pub fn bytes(&self, weights: u64, context: u64, sessions: u64) -> Bytes {
         let kv = context.div_ceil(self.kv_block_tokens.max(1)) * self.kv_block_bytes * sessions;
         let scratch = self.scratch_bytes + context * self.scratch_bytes_per_token;
-        // Lazy loading holds its buffers beside the rest; so does streaming. That they are counted where a resident model
-        // has freed them errs on the safe side, and only as long as they are larger than what comes after them.
+        // Streaming holds its buffers for ever.
         let io = self.io_bytes.saturating_sub(if weights == self.weights_bytes { kv + scratch } else { 0 });
         Bytes { weights, kv, scratch, io, metadata: self.metadata_bytes, base: self.base_bytes }
     }

@@ -49,6 +49,9 @@ impl Step {
 pub struct Reading {
     /// Percent of the last ten seconds in which some task waited for memory (PSI), if the kernel tells.
     pub stalled_percent: Option<f64>,
+    /// Bytes that are missing to what the host or the control group should keep: beyond that a control group kills, and
+    /// nobody needs to have waited before.
+    pub missing_bytes: u64,
     /// Pages that this process has had to read back from disk so far.
     pub major_faults: u64,
     /// When, in milliseconds of any clock that does not go back.
@@ -93,6 +96,9 @@ impl Pressure {
 
 /// Whether a machine with this reading is short of memory.
 fn is_short(last: Option<Reading>, now: Reading) -> bool {
+    if now.missing_bytes > 0 {
+        return true;
+    }
     if let Some(percent) = now.stalled_percent {
         return percent >= STALLED_PERCENT;
     }
@@ -108,7 +114,7 @@ mod tests {
     use super::*;
 
     fn psi(percent: f64, at_ms: u64) -> Reading {
-        Reading { stalled_percent: Some(percent), major_faults: 0, at_ms }
+        Reading { stalled_percent: Some(percent), at_ms, ..Reading::default() }
     }
 
     #[test]
@@ -136,8 +142,16 @@ mod tests {
     }
 
     #[test]
+    fn a_group_near_its_limit_is_short_though_nobody_waits() {
+        let mut pressure = Pressure::default();
+        let near = Reading { missing_bytes: 1, ..psi(0.0, 0) };
+        assert_eq!(pressure.step(near), Some(Step::StopPrefetch));
+        assert_eq!(pressure.step(psi(0.0, 1)), None);
+    }
+
+    #[test]
     fn without_psi_our_own_major_faults_are_the_signal() {
-        let faults = |major_faults, at_ms| Reading { stalled_percent: None, major_faults, at_ms };
+        let faults = |major_faults, at_ms| Reading { major_faults, at_ms, ..Reading::default() };
         let mut pressure = Pressure::default();
         assert_eq!(pressure.step(faults(10_000, 0)), None, "what was before does not count");
         assert_eq!(pressure.step(faults(10_020, 1000)), None);
