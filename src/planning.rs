@@ -17,17 +17,19 @@ pub(crate) struct Need {
     pub context: Option<usize>,
     /// Sessions at once.
     pub sessions: usize,
+    /// Positions whose logits are wanted at once.
+    pub logits_rows: usize,
 }
 
 impl Need {
-    /// One session of exactly `context` positions.
-    pub(crate) fn exactly(context: usize) -> Need {
-        Need { context: Some(context), sessions: 1 }
+    /// One session of exactly `context` positions, each of whose logits may be wanted.
+    pub(crate) fn all_logits(context: usize) -> Need {
+        Need { context: Some(context), sessions: 1, logits_rows: context.min(engine::LOGITS_ROWS_MAX) }
     }
 
     /// One session of `context` positions, 0 for as many as fit.
     pub(crate) fn up_to(context: usize) -> Need {
-        Need { context: Some(context).filter(|&c| c > 0), sessions: 1 }
+        Need { context: Some(context).filter(|&c| c > 0), sessions: 1, logits_rows: 1 }
     }
 }
 
@@ -67,7 +69,7 @@ pub(crate) fn plan_for(
 ) -> Result<Planned, model::Error> {
     // A batch is never larger than the context.
     let rows = need.context.map_or(options.micro_batch, |c| options.micro_batch.min(c.max(1)));
-    let footprint = header.footprint(&RunnerOptions { micro_batch: rows, ..options.clone() })?;
+    let footprint = header.footprint(&RunnerOptions { micro_batch: rows, ..options.clone() }, need.logits_rows)?;
     let demand = Demand {
         weights_bytes: footprint.weights_bytes + footprint.row_table_bytes,
         kv_block_bytes: footprint.kv_block_bytes,

@@ -33,7 +33,7 @@ impl Top {
 }
 
 pub(crate) fn execute(args: &Logits, settings: &Settings) -> Result<(), Failure> {
-    let mut opened = open(settings, args.model.name(), &args.compute, Need::exactly(args.tokens.0.len()))?;
+    let mut opened = open(settings, args.model.name(), &args.compute, Need::all_logits(args.tokens.0.len()))?;
     opened.say_mode("");
     let tokens = &args.tokens.0;
     let from = if args.all { 0 } else { tokens.len() - 1 };

@@ -31,7 +31,7 @@ pub(crate) fn execute(args: &Plan, settings: &Settings) -> Result<(), Failure> {
     let options = runner_options(&args.compute, settings);
     let host = args.device.map(headroom::device).or_else(|| here.clone());
     let context = Some(args.sessions.context).filter(|&c| c > 0);
-    let need = Need { context, sessions: args.sessions.parallel };
+    let need = Need { context, sessions: args.sessions.parallel, logits_rows: 1 };
     let memory = args.compute.budget.memory;
     let planned = plan_for(&header, &options, memory, need, host.as_ref(), base_bytes).map_err(fail)?;
 
@@ -56,7 +56,7 @@ fn kv_by_type(header: &Header, options: &RunnerOptions) -> Result<Vec<(KvType, u
     let fitting = KvType::ALL.iter().copied().filter(|ty| ty.fits(head_len));
     fitting
         .map(|ty| {
-            let f = header.footprint(&RunnerOptions { type_k: ty, type_v: ty, ..options.clone() })?;
+            let f = header.footprint(&RunnerOptions { type_k: ty, type_v: ty, ..options.clone() }, 1)?;
             Ok((ty, f.kv_block_bytes / f.kv_block_tokens))
         })
         .collect()
@@ -125,7 +125,7 @@ impl Speed {
         let Some((rates, shares)) = &self.rates else { return Vec::new() };
         let giga = |v: f64| v / 1e9;
         let origin = match shares.receipts {
-            0 => "no run of it here yet".to_owned(),
+            0 => "it has not run here yet".to_owned(),
             1 => "from 1 run".to_owned(),
             n => format!("from {n} runs"),
         };

@@ -15,8 +15,8 @@ use crate::sampler::{Sampler, Sampling};
 use crate::session::Session;
 use crate::stream::StopStrings;
 
-/// Positions whose logits are held at once: a large vocabulary has a mebibyte of them for each.
-const LOGITS_ROWS_MAX: usize = 64;
+/// Positions whose logits are held at once by [`Engine::logits`]: a large vocabulary has a mebibyte of them for each.
+pub const LOGITS_ROWS_MAX: usize = 64;
 
 /// A model that computes, and its sessions.
 pub struct Engine {

@@ -8,7 +8,7 @@ mod sampler;
 mod session;
 mod stream;
 
-pub use generate::{Engine, Generated, Progress, Request, StopReason, Timings};
+pub use generate::{Engine, Generated, LOGITS_ROWS_MAX, Progress, Request, StopReason, Timings};
 pub use model::RunnerOptions;
 pub use pool::{Clock, Held, Pool, Shelf};
 pub use sampler::{Sampler, Sampling};

@@ -35,7 +35,7 @@ impl Tiny {
     }
 
     fn lines(&self, model: &str) -> Result<(u64, u64, u64), Error> {
-        let f = Header::read(&self.dir.path().join(model))?.footprint(&Tiny::options())?;
+        let f = Header::read(&self.dir.path().join(model))?.footprint(&Tiny::options(), 1)?;
         Ok((f.weights_bytes + f.row_table_bytes, f.scratch_bytes, f.kv_block_bytes * (CONTEXT / 16) as u64))
     }
 

@@ -23,7 +23,7 @@ pub struct Footprint {
     pub kv_block_bytes: u64,
     /// Positions of a block.
     pub kv_block_tokens: u64,
-    /// Activations and logits of a micro-batch of which one row's logits are wanted.
+    /// Activations and logits of a micro-batch.
     pub scratch_bytes: u64,
     /// Rotation tables and partial attention, for each position of the longest sequence.
     pub scratch_bytes_per_token: u64,
@@ -40,8 +40,8 @@ const MERGE_BYTES: u64 = 40;
 const HEADER_TENTHS: u64 = 22;
 
 impl Header {
-    /// What the model takes when it is run with `options`.
-    pub fn footprint(&self, options: &RunnerOptions) -> Result<Footprint, Error> {
+    /// What the model takes when it is run with `options` and the logits of at most `logits_rows` rows are wanted at once.
+    pub fn footprint(&self, options: &RunnerOptions, logits_rows: usize) -> Result<Footprint, Error> {
         let config = self.config()?;
         let kv_types = (options.type_k, options.type_v);
         let is_matrix = |t: &&TensorInfo| t.dims.len() == 2;
@@ -58,14 +58,14 @@ impl Header {
             metadata_bytes: config.vocab_len as u64 * TOKEN_BYTES + merges * MERGE_BYTES + vectors + template_bytes,
             kv_block_bytes: (config.layers * shape(&config, 0, kv_types).block_bytes()) as u64,
             kv_block_tokens: KV_BLOCK as u64,
-            scratch_bytes: self.scratch_bytes(&config, options.micro_batch.min(config.context_len).max(1)),
+            scratch_bytes: self.scratch_bytes(&config, options.micro_batch.min(config.context_len).max(1), logits_rows),
             scratch_bytes_per_token: scratch_bytes_per_token(&config),
             loading_bytes: crate::weights::READ_BYTES as u64 + self.gguf.data_offset_bytes * HEADER_TENTHS / 10,
         })
     }
 
     /// The buffers of `forward::Scratch` for `rows` rows, and the logits.
-    fn scratch_bytes(&self, c: &Config, rows: usize) -> u64 {
+    fn scratch_bytes(&self, c: &Config, rows: usize, logits_rows: usize) -> u64 {
         let (q_len, kv_len) = (c.heads * c.head_len, c.heads_kv * c.head_len);
         let post_norms = self.gguf.tensor("blk.0.post_attention_norm.weight").is_some();
         let part = if post_norms { c.embedding_len } else { 0 };
@@ -81,7 +81,7 @@ impl Header {
         let widest = c.embedding_len.max(q_len).max(c.feed_forward_len);
         let activations = activations + row_bytes(widest, Forms { quantized: false, ..forms });
         let logits = c.vocab_len.next_multiple_of(PANEL_ROWS) + c.vocab_len;
-        (rows * (4 * floats + activations) + 4 * logits) as u64
+        (rows * (4 * floats + activations) + logits_rows * 4 * logits) as u64
     }
 
     /// Bytes of weights that a step reads, however many tokens it computes; as [`crate::Model::step_bytes`].
@@ -137,7 +137,7 @@ mod tests {
             write(&path, &spec).expect("a file");
             let options = RunnerOptions::default();
             let header = Header::read(&path).expect("a header");
-            let footprint = header.footprint(&options).expect("a model");
+            let footprint = header.footprint(&options, 1).expect("a model");
             let model = Arc::new(Model::load(&path, &mut |_, _| ()).expect("a model"));
             assert_eq!(footprint.weights_bytes + footprint.row_table_bytes, model.weights_bytes);
             assert_eq!(header.step_bytes(), model.step_bytes());

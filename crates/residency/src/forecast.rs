@@ -39,7 +39,7 @@ pub struct Shares {
     pub decode: f64,
     /// Of the multiply-adds, in prompts.
     pub prefill: f64,
-    /// Runs that they come from; 0 for the built-in ones.
+    /// Runs of the model that they come from; 0 for those of others and the built-in ones.
     pub receipts: usize,
 }
 
@@ -65,34 +65,29 @@ pub struct Receipt {
 const RECEIPTS_MAX: usize = 8;
 
 impl Shares {
-    /// The shares that the latest receipts show: those of `model` if there are any, else those of all models.
+    /// The shares that the latest receipts show: those of `model` if there are any; else those of all models, among which
+    /// the built-in ones have a vote, for models differ.
     pub fn fit(receipts: &[Receipt], model: &str) -> Shares {
         let own: Vec<&Receipt> = receipts.iter().filter(|r| r.model == model).collect();
         let all: Vec<&Receipt> = receipts.iter().collect();
-        let of = |field: fn(&Receipt) -> Option<f64>| {
+        let of = |built_in: f64, field: fn(&Receipt) -> Option<f64>| {
             let latest = |list: &[&Receipt]| -> Vec<f64> {
                 list.iter().rev().filter_map(|r| field(r)).filter(|v| *v > 0.0).take(RECEIPTS_MAX).collect()
             };
-            Some(latest(&own)).filter(|v| !v.is_empty()).unwrap_or_else(|| latest(&all))
+            let own = latest(&own);
+            if own.is_empty() { (0, median([latest(&all), vec![built_in]].concat())) } else { (own.len(), median(own)) }
         };
         let built_in = Shares::default();
-        let (decode, prefill) = (of(|r| r.decode), of(|r| r.prefill));
-        Shares {
-            receipts: decode.len().max(prefill.len()),
-            decode: median(decode).unwrap_or(built_in.decode),
-            prefill: median(prefill).unwrap_or(built_in.prefill),
-        }
+        let (decode, prefill) = (of(built_in.decode, |r| r.decode), of(built_in.prefill, |r| r.prefill));
+        Shares { receipts: decode.0.max(prefill.0), decode: decode.1, prefill: prefill.1 }
     }
 }
 
-fn median(mut values: Vec<f64>) -> Option<f64> {
+/// The middle of some values, or the mean of the two in the middle.
+fn median(mut values: Vec<f64>) -> f64 {
     values.sort_unstable_by(f64::total_cmp);
-    let middle = values.len() / 2;
-    match values.len() {
-        0 => None,
-        n if n % 2 == 1 => Some(values[middle]),
-        _ => Some((values[middle - 1] + values[middle]) / 2.0),
-    }
+    let (low, high) = ((values.len() - 1) / 2, values.len() / 2);
+    values[low].midpoint(values[high])
 }
 
 /// A forecast. What there is no rate for is absent.
@@ -164,13 +159,14 @@ mod tests {
     }
 
     #[test]
-    fn shares_come_from_the_models_own_receipts_then_from_all_then_from_the_table() {
+    fn shares_come_from_the_models_own_receipts_or_else_from_all_and_the_built_in_ones() {
         let receipt = |model: &str, decode| Receipt { model: model.to_owned(), decode: Some(decode), prefill: None };
         assert_eq!(Shares::fit(&[], "a"), Shares::default());
         let receipts = [receipt("a", 0.5), receipt("a", 0.7), receipt("a", 0.9), receipt("b", 0.1)];
         let own = Shares::fit(&receipts, "a");
         assert_eq!((own.decode, own.prefill, own.receipts), (0.7, Shares::default().prefill, 3));
-        assert!((Shares::fit(&receipts, "c").decode - 0.6).abs() < 1e-9);
+        let others = Shares::fit(&receipts, "c");
+        assert_eq!((others.decode, others.receipts), (0.7, 0), "of 0.1, 0.5, 0.7, the built-in one and 0.9");
         let many: Vec<Receipt> = (0..100).map(|i| receipt("a", if i < 50 { 0.1 } else { 0.8 })).collect();
         assert_eq!(Shares::fit(&many, "a").decode, 0.8, "the latest count");
     }

@@ -212,8 +212,23 @@ impl<K: Ord + Clone> Models<K> {
         Ok(Admission::Load(Lease { model, stay }))
     }
 
+    /// What would be evicted for a model of `bytes` if it were asked for now, least recently used first; `None` if that would
+    /// not be enough.
+    pub fn would_evict(&self, bytes: u64) -> Option<Vec<K>> {
+        let needed_bytes = (self.used_bytes() + bytes).saturating_sub(self.policy.capacity_bytes);
+        let victims = self.idle_for(needed_bytes);
+        let freed: u64 = victims.iter().map(|v| self.entries[v].bytes).sum();
+        (freed >= needed_bytes).then_some(victims)
+    }
+
     /// Evicts least recently used models for `model`, if that frees `needed_bytes`.
     fn make_room(&mut self, model: &K, needed_bytes: u64, now_ms: u64) -> Admission<K> {
+        // What is being freed already needs no victims.
+        let coming = self.entries.values().filter(|e| e.state == State::Draining && e.leases == 0);
+        let needed_bytes = needed_bytes.saturating_sub(coming.map(|e| e.bytes).sum());
+        if needed_bytes == 0 {
+            return Admission::Wait;
+        }
         let victims = self.idle_for(needed_bytes);
         let freed: u64 = victims.iter().map(|v| self.entries[v].bytes).sum();
         if freed < needed_bytes {
