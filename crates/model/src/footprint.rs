@@ -88,7 +88,7 @@ impl Header {
     pub fn step_bytes(&self) -> u64 {
         let tied = self.gguf.tensor("output.weight").is_none();
         let read = |t: &&TensorInfo| t.dims.len() == 2 && (tied || t.name != "token_embd.weight");
-        self.gguf.tensors.iter().filter(read).filter_map(|t| packed_bytes(t)).sum::<usize>() as u64
+        self.gguf.tensors.iter().filter(read).filter_map(packed_bytes).sum::<usize>() as u64
     }
 }
 
