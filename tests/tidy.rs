@@ -16,7 +16,7 @@ const EDGES: &[(&str, &[&str])] = &[
     ("memory", &[]),
     ("residency", &[]),
     ("library", &[]),
-    ("fixtures", &["gguf", "library"]),
+    ("fixtures", &["gguf", "library", "memory"]),
 ];
 
 /// The files that hold `unsafe`.
@@ -26,7 +26,12 @@ const UNSAFE: &[&str] = &[
     "crates/kernels/src/simd/avx2.rs",
     "crates/kernels/src/simd/avx512.rs",
     "crates/kernels/src/simd/neon.rs",
+    "crates/memory/src/buffer.rs",
+    "crates/memory/src/hugetlb.rs",
     "crates/memory/src/region.rs",
+    "crates/memory/src/sys/page_cache.rs",
+    "crates/memory/src/sys/ring.rs",
+    "crates/memory/src/sys/uffd.rs",
     // The allocator that counts.
     "crates/gguf/tests/mutation.rs",
 ];

@@ -217,7 +217,7 @@ fn json_of(opened: &Opened, prompt: &[u32], answer: &Generated) -> serde_json::V
             "prompt_per_second": t.prompt_per_second,
             "predicted_n": t.predicted_n,
             "predicted_per_second": t.predicted_per_second,
-            "bytes_read": opened.model().read_bytes,
+            "bytes_read": opened.model().read_bytes(),
             "peak_rss_bytes": crate::machine::peak_rss_bytes(),
         },
     })

@@ -3,7 +3,7 @@
 
 use crate::config::Config;
 use crate::forward::shape;
-use crate::weights::{format_of, packed_bytes};
+use crate::weights::format_of;
 use crate::{Error, Header, RunnerOptions};
 use gguf::TensorInfo;
 use kernels::PANEL_ROWS;
@@ -31,6 +31,10 @@ pub struct Footprint {
     pub loading_bytes: u64,
 }
 
+/// Matrices start at multiples of a cache line.
+const ALIGN_BYTES: usize = 64;
+/// Buffers of the threads that read.
+const READER_BYTES: u64 = 8 << 20;
 // Measured on vocabularies of 49k to 262k tokens; texts and maps of the tokenizer differ by a tenth from these.
 /// A token's text and its places in the tokenizer's maps.
 const TOKEN_BYTES: u64 = 152;
@@ -60,7 +64,7 @@ impl Header {
             kv_block_tokens: KV_BLOCK as u64,
             scratch_bytes: self.scratch_bytes(&config, options.micro_batch.min(config.context_len).max(1), logits_rows),
             scratch_bytes_per_token: scratch_bytes_per_token(&config),
-            loading_bytes: crate::weights::READ_BYTES as u64 + self.gguf.data_offset_bytes * HEADER_TENTHS / 10,
+            loading_bytes: READER_BYTES + self.gguf.data_offset_bytes * HEADER_TENTHS / 10,
         })
     }
 
@@ -90,6 +94,13 @@ impl Header {
         let read = |t: &&TensorInfo| t.dims.len() == 2 && (tied || t.name != "token_embd.weight");
         self.gguf.tensors.iter().filter(read).filter_map(packed_bytes).sum::<usize>() as u64
     }
+}
+
+/// Bytes of a tensor in panels: as in the file, but for rows that fill up the last panel.
+fn packed_bytes(tensor: &TensorInfo) -> Option<usize> {
+    let rows = usize::try_from(tensor.rows()).ok()?;
+    let row_bytes = usize::try_from(tensor.len_bytes).ok()? / rows.max(1);
+    Some(row_bytes.checked_mul(rows.next_multiple_of(PANEL_ROWS))?.next_multiple_of(ALIGN_BYTES))
 }
 
 fn array_len(value: &gguf::Value) -> u64 {
@@ -139,7 +150,7 @@ mod tests {
             let header = Header::read(&path).expect("a header");
             let footprint = header.footprint(&options, 1).expect("a model");
             let model = Arc::new(Model::load(&path, &mut |_, _| ()).expect("a model"));
-            assert_eq!(footprint.weights_bytes + footprint.row_table_bytes, model.weights_bytes);
+            assert_eq!(footprint.weights_bytes, model.weights_bytes);
             assert_eq!(header.step_bytes(), model.step_bytes());
             assert_eq!(footprint.row_table_bytes > 0, !tied);
             let mut runner = Runner::new(model, &options).expect("a runner");

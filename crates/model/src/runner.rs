@@ -188,16 +188,24 @@ impl Runner {
     }
 
     /// Computes `rows` in order (any number; cut into micro-batches inside). Returns the logits of the rows that
-    /// asked for them, in order: `[asked, vocab_len]`. Errors: a token id outside the vocabulary, a full context; then
-    /// nothing has been computed.
+    /// asked for them, in order: `[asked, vocab_len]`. Errors: a token id outside the vocabulary, a full context, weights
+    /// that cannot be read; then all sequences are as long as before.
     pub fn forward(&mut self, rows: &[Row]) -> Result<&[f32], Error> {
         self.admit(rows)?;
         self.logits.clear();
-        let mut rows = rows;
-        while !rows.is_empty() {
-            let (batch, rest) = rows.split_at(self.batch_len(rows));
-            self.step(batch);
-            rows = rest;
+        let before: Vec<(SequenceId, usize)> = rows
+            .chunk_by(|a, b| a.sequence == b.sequence)
+            .map(|r| r[0].sequence)
+            .map(|id| (id, self.sequence_len(id)))
+            .collect();
+        let mut rest = rows;
+        while !rest.is_empty() {
+            let (batch, behind) = rest.split_at(self.batch_len(rest));
+            if let Err(error) = self.step(batch) {
+                before.into_iter().for_each(|(id, len)| self.sequence_truncate(id, len));
+                return Err(error);
+            }
+            rest = behind;
         }
         Ok(&self.logits)
     }
@@ -230,7 +238,7 @@ impl Runner {
         Ok(())
     }
 
-    fn step(&mut self, batch: &[Row]) {
+    fn step(&mut self, batch: &[Row]) -> Result<(), Error> {
         // Consecutive rows of one sequence are a run. A sequence's cache is taken out while its run is under way.
         let mut runs: Vec<(SequenceId, usize, usize, usize, Kv)> = Vec::new();
         for (i, row) in batch.iter().enumerate() {
@@ -271,13 +279,15 @@ impl Runner {
             kv_types: self.kv_types,
             scratch: &mut self.scratch,
         };
-        let logits = forward.run(&tokens, &mut borrowed, &asked);
         let vocab_len = self.model.config.vocab_len;
-        for row in logits.chunks_exact(vocab_len.next_multiple_of(16)) {
-            self.logits.extend_from_slice(&row[..vocab_len]);
-        }
+        let result = forward.run(&tokens, &mut borrowed, &asked).map(|logits| {
+            for row in logits.chunks_exact(vocab_len.next_multiple_of(16)) {
+                self.logits.extend_from_slice(&row[..vocab_len]);
+            }
+        });
         for (id, _, _, _, kv) in runs {
             self.sequences[id.0].as_mut().expect("an open sequence").kv = kv;
         }
+        result
     }
 }
