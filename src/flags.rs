@@ -8,7 +8,7 @@ use std::process::ExitCode;
 use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand, ValueEnum};
 use engine::Sampling;
 use kernels::isa::Isa;
-use model::KvType;
+use model::{Backing, Choice, DenseWeights, KvType};
 
 use crate::values::{
     Counts, Memory, Tokens, at_least_one, bytes, counts, counts_from_one, memory, not_negative, positive, share, tokens,
@@ -161,6 +161,8 @@ pub(crate) struct Compute {
     pub type_v: KvType,
     #[command(flatten)]
     pub budget: Budget,
+    #[command(flatten)]
+    pub weights: Weights,
 }
 
 /// What a model may take.
@@ -172,6 +174,20 @@ pub(crate) struct Budget {
     /// Run even where it is a risk: a budget above what can be had, a context that may not fit
     #[arg(long)]
     pub force: bool,
+}
+
+/// How weights are held and read; no bit of a result depends on it.
+#[derive(Debug, Clone, Args)]
+pub(crate) struct Weights {
+    /// What holds the weights: best, huge (the system's pool of huge pages), thp, base (locked), unpinned
+    #[arg(long, value_name = "KIND", default_value = "best", value_parser = backing)]
+    pub backing: Choice,
+    /// Whose memory that is: anon (our own), warm or mmap (the page cache)
+    #[arg(long, value_name = "KIND", default_value = "anon", value_parser = dense_weights)]
+    pub dense_weights: DenseWeights,
+    /// Read files through the page cache
+    #[arg(long)]
+    pub no_direct_io: bool,
 }
 
 impl Compute {
@@ -418,6 +434,23 @@ fn kv_type(name: &str) -> Result<KvType, String> {
     })
 }
 
+fn backing(name: &str) -> Result<Choice, String> {
+    if name == "best" {
+        return Ok(Choice::Best);
+    }
+    Backing::ALL.into_iter().find(|b| b.name() == name).map(Choice::Only).ok_or_else(|| {
+        let known: Vec<_> = Backing::ALL.iter().map(|b| b.name()).collect();
+        format!("known are best, {}", known.join(", "))
+    })
+}
+
+fn dense_weights(name: &str) -> Result<DenseWeights, String> {
+    DenseWeights::ALL.into_iter().find(|d| d.name() == name).ok_or_else(|| {
+        let known: Vec<_> = DenseWeights::ALL.iter().map(|d| d.name()).collect();
+        format!("known are {}", known.join(", "))
+    })
+}
+
 fn settings() -> Result<Settings, String> {
     let text = |name: &str| match env::var(name) {
         Ok(value) if !value.is_empty() => Ok(Some(value)),
@@ -513,6 +546,8 @@ mod tests {
             &["show", "a", "-m", "b"],
             &["run", "--memory", "much"],
             &["plan", "--device", "0"],
+            &["run", "--backing", "gold"],
+            &["run", "--dense-weights", "heavy"],
             &["nonsense"],
         ] {
             assert_eq!(parse(args).map(|_| ()).map_err(|e| e.exit_code()), Err(2), "{args:?}");

@@ -7,15 +7,15 @@ use std::time::Instant;
 use engine::{Engine, Error};
 use kernels::attention::KV_BLOCK;
 use library::{Library, Name};
-use model::{Header, Model};
+use model::{Header, Model, ReadOptions};
 use residency::budget::{Grant, Ledger, Line};
-use residency::plan::{Bytes, Mode};
+use residency::plan::Mode;
 
 use crate::failure::Failure;
 use crate::flags::{Compute, Settings};
 use crate::interrupt::Stoppable;
 use crate::machine;
-use crate::planning::{Need, plan_for, runner_options};
+use crate::planning::{Need, Planned, load_options, plan_for, runner_options};
 use crate::terminal::{Progress, say, size};
 
 /// A loaded model.
@@ -92,16 +92,16 @@ pub(crate) fn open(settings: &Settings, name: &str, compute: &Compute, need: Nee
     let options = runner_options(compute, settings);
     // Before the header is there: what it takes belongs to the metadata.
     let (host, base_bytes) = (machine::host(), machine::rss_bytes().unwrap_or(0));
-    let header = Header::read(&path).map_err(|e| Failure::at(&place, e))?;
+    let read = ReadOptions { direct: !compute.weights.no_direct_io };
+    let header = Header::open(&path, read).map_err(|e| Failure::at(&place, e))?;
     let planned = plan_for(&header, &options, compute.budget.memory, need, host.as_ref(), base_bytes)
         .map_err(|e| Failure::at(&place, e))?;
-    drop(header);
     planned.check(compute).map_err(|failure| failure.about(&place))?;
 
     let label = label(name, &path);
     let ledger = Ledger::new(planned.budget_bytes);
     let process = ledger.charge_unavoidable(Line::Base, "", planned.plan.bytes.base);
-    let engine = load(&path, &ledger, &label, &planned.plan.bytes, planned.footprint.loading_bytes, &options)?;
+    let engine = load(header, &place, &ledger, &label, &planned, compute, &options)?;
     Ok(Opened {
         engine,
         label,
@@ -115,26 +115,31 @@ pub(crate) fn open(settings: &Settings, name: &str, compute: &Compute, need: Nee
     })
 }
 
-/// Loads the model after everything that it will hold was granted, but for keys and values, which are as they come.
+/// Loads the model after everything that it will hold was granted, but for keys and values, which are as they come. Unless
+/// the plan is lazy it waits until all weights are there.
 fn load(
-    path: &Path,
+    header: Header,
+    place: &str,
     ledger: &Ledger,
     owner: &str,
-    bytes: &Bytes,
-    io_bytes: u64,
+    planned: &Planned,
+    compute: &Compute,
     options: &engine::RunnerOptions,
 ) -> Result<Engine, Failure> {
-    let place = path.display().to_string();
-    let fail = |e: Error| Failure::at(&place, e);
+    let bytes = &planned.plan.bytes;
+    let fail = |e: Error| Failure::at(place, e);
     let grant = |line, bytes| ledger.grant(line, owner, bytes).map_err(|full| fail(Error::Full { line, full }));
     let held = [grant(Line::Weights, bytes.weights)?, grant(Line::Metadata, bytes.metadata)?];
-    let mut buffers = grant(Line::Io, io_bytes)?;
-    let progress = Progress::bytes("loading");
-    let model = Model::load(path, &mut |done, total| progress.set(done, Some(total)));
-    progress.clear();
-    let model = model.map_err(|e| Failure::at(&place, e))?;
-    // What the allocator does not use again stays with it.
-    buffers.resize(bytes.io.min(io_bytes)).map_err(|full| fail(Error::Full { line: Line::Io, full }))?;
+    let mut buffers = grant(Line::Io, planned.footprint.io_bytes)?;
+    let model = Model::from_header(header, &load_options(compute)).map_err(|e| Failure::at(place, e))?;
+    if planned.plan.mode != Mode::Lazy {
+        let progress = Progress::bytes("loading");
+        let loaded = model.ensure_all(&mut |done, total| progress.set(done, Some(total)));
+        progress.clear();
+        loaded.map_err(|e| Failure::at(place, e))?;
+    }
+    let held_io = if planned.plan.mode == Mode::Lazy { bytes.io } else { 0 };
+    buffers.resize(held_io).map_err(|full| fail(Error::Full { line: Line::Io, full }))?;
     let scratch = grant(Line::Scratch, bytes.scratch)?;
     let mut engine = Engine::new(Arc::new(model), options).map_err(fail)?;
     held.into_iter().chain([scratch, buffers]).for_each(|grant| engine.hold(grant));

@@ -1,6 +1,6 @@
 //! From a model's header, the flags and the machine to a plan.
 
-use model::{Footprint, Header, RunnerOptions};
+use model::{Footprint, Header, LoadOptions, RunnerOptions};
 use residency::headroom::{Budget, Host};
 use residency::plan::{Ask, Demand, Mode, Plan, plan};
 
@@ -19,17 +19,19 @@ pub(crate) struct Need {
     pub sessions: usize,
     /// Positions whose logits are wanted at once.
     pub logits_rows: usize,
+    /// Whether it begins before all weights are there.
+    pub lazy: bool,
 }
 
 impl Need {
     /// One session of exactly `context` positions, each of whose logits may be wanted.
     pub(crate) fn all_logits(context: usize) -> Need {
-        Need { context: Some(context), sessions: 1, logits_rows: context.min(engine::LOGITS_ROWS_MAX) }
+        Need { context: Some(context), sessions: 1, logits_rows: context.min(engine::LOGITS_ROWS_MAX), lazy: false }
     }
 
     /// One session of `context` positions, 0 for as many as fit.
     pub(crate) fn up_to(context: usize) -> Need {
-        Need { context: Some(context).filter(|&c| c > 0), sessions: 1, logits_rows: 1 }
+        Need { context: Some(context).filter(|&c| c > 0), sessions: 1, logits_rows: 1, lazy: true }
     }
 }
 
@@ -46,6 +48,16 @@ pub(crate) struct Planned {
 const BASE_LATER_BYTES: u64 = 3 << 20;
 /// Stack and thread-local buffers of a thread that computes.
 const THREAD_BYTES: u64 = 128 << 10;
+
+/// How weights are read and held.
+pub(crate) fn load_options(compute: &Compute) -> LoadOptions {
+    LoadOptions {
+        backing: compute.weights.backing,
+        dense_weights: compute.weights.dense_weights,
+        direct_io: !compute.weights.no_direct_io,
+        ..LoadOptions::default()
+    }
+}
 
 /// How the runner is set up by `compute`.
 pub(crate) fn runner_options(compute: &Compute, settings: &Settings) -> RunnerOptions {
@@ -71,13 +83,13 @@ pub(crate) fn plan_for(
     let rows = need.context.map_or(options.micro_batch, |c| options.micro_batch.min(c.max(1)));
     let footprint = header.footprint(&RunnerOptions { micro_batch: rows, ..options.clone() }, need.logits_rows)?;
     let demand = Demand {
-        weights_bytes: footprint.weights_bytes + footprint.row_table_bytes,
+        weights_bytes: footprint.weights_bytes,
         kv_block_bytes: footprint.kv_block_bytes,
         kv_block_tokens: footprint.kv_block_tokens,
         context_trained: header.config()?.context_len as u64,
         scratch_bytes: footprint.scratch_bytes,
         scratch_bytes_per_token: footprint.scratch_bytes_per_token,
-        io_bytes: footprint.loading_bytes,
+        io_bytes: footprint.io_bytes,
         metadata_bytes: footprint.metadata_bytes,
         base_bytes: base_bytes + BASE_LATER_BYTES + options.threads as u64 * THREAD_BYTES,
     };
@@ -86,7 +98,7 @@ pub(crate) fn plan_for(
         budget_bytes,
         context: need.context.map(|c| c as u64),
         sessions: need.sessions as u64,
-        lazy: false,
+        lazy: need.lazy,
         streamed: false,
     };
     Ok(Planned { footprint, plan: plan(&demand, &ask), budget_bytes, auto })

@@ -62,7 +62,11 @@ pub(crate) fn keep(settings: &Settings, opened: &mut Opened, timings: &Timings) 
     let model = std::sync::Arc::clone(opened.model());
     let kv_bytes = opened.kv_step_bytes(timings.prompt_n + timings.predicted_n / 2);
     let decode = timings.predicted_per_second.filter(|_| timings.predicted_n >= PREDICTED_MIN);
+    // What the prompt waited for the disk says nothing of the processor.
+    let waited_s = model.stats().waited.as_secs_f64();
+    let prompt_n = timings.prompt_n as f64;
     let prefill = timings.prompt_per_second.filter(|_| timings.prompt_n >= PROMPT_MIN);
+    let prefill = prefill.map(|speed| prompt_n / (prompt_n / speed - waited_s)).filter(|v| v.is_finite() && *v > 0.0);
     if decode.is_none() && prefill.is_none() {
         return;
     }

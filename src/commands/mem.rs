@@ -41,7 +41,7 @@ fn error_percent(ledger_bytes: u64, kernel_bytes: u64) -> f64 {
 
 pub(crate) fn execute(args: &Mem, settings: &Settings) -> Result<(), Failure> {
     let context = Some(args.sessions.context).filter(|&c| c > 0);
-    let need = Need { context, sessions: args.sessions.parallel, logits_rows: 1 };
+    let need = Need { context, sessions: args.sessions.parallel, logits_rows: 1, lazy: false };
     let mut opened = open(settings, args.model.name(), &args.compute, need)?;
     opened.say_mode("");
     warm(&mut opened, args)?;

@@ -31,7 +31,7 @@ pub(crate) fn execute(args: &Plan, settings: &Settings) -> Result<(), Failure> {
     let options = runner_options(&args.compute, settings);
     let host = args.device.map(headroom::device).or_else(|| here.clone());
     let context = Some(args.sessions.context).filter(|&c| c > 0);
-    let need = Need { context, sessions: args.sessions.parallel, logits_rows: 1 };
+    let need = Need { context, sessions: args.sessions.parallel, logits_rows: 1, lazy: true };
     let memory = args.compute.budget.memory;
     let planned = plan_for(&header, &options, memory, need, host.as_ref(), base_bytes).map_err(fail)?;
 

@@ -13,7 +13,7 @@ pub mod tokenizer;
 mod weights;
 
 use gguf::Gguf;
-use memory::source::{ByteSource, FileSource, ReadOptions, Reader};
+use memory::source::{ByteSource, FileSource, Reader};
 use std::path::Path;
 use std::sync::Arc;
 
@@ -25,6 +25,7 @@ pub use kernels::isa::Isa;
 pub use limits::{Limits, Rate};
 pub use memory::backing::{Backing, Choice};
 pub use memory::pager::{Stats, Window};
+pub use memory::source::ReadOptions;
 pub use options::{DenseWeights, LoadOptions};
 pub use runner::{Row, Runner, RunnerOptions, SequenceId};
 pub use tokenizer::Tokenizer;
@@ -42,7 +43,8 @@ impl Header {
         Header::open(path, ReadOptions::default())
     }
 
-    fn open(path: &Path, options: ReadOptions) -> Result<Header, Error> {
+    /// As [`Header::read`], with the weights to be read as `options` say.
+    pub fn open(path: &Path, options: ReadOptions) -> Result<Header, Error> {
         let name = path.file_name().map_or_else(Default::default, |n| n.to_string_lossy());
         let files = gguf::split::files(&name);
         let files = files.map_err(|source| Error::Gguf { path: path.display().to_string(), source })?;

@@ -17,7 +17,7 @@ pub struct Demand {
     pub scratch_bytes: u64,
     /// More scratch for each position of the longest context (rotation tables).
     pub scratch_bytes_per_token: u64,
-    /// What loading takes besides and gives back: buffers that the file is read into, the header.
+    /// Buffers that the file is read into; given back once all weights stay.
     pub io_bytes: u64,
     /// Header, tokenizer, template.
     pub metadata_bytes: u64,
@@ -74,7 +74,7 @@ pub struct Bytes {
     pub kv: u64,
     /// Activations, logits, rotation tables.
     pub scratch: u64,
-    /// What loading takes, as far as it is not free again for keys, values and scratch.
+    /// Read buffers, as far as they are not free again when keys, values and scratch are taken.
     pub io: u64,
     /// Header, tokenizer, template.
     pub metadata: u64,
@@ -105,18 +105,20 @@ pub struct Plan {
 }
 
 impl Demand {
-    /// Bytes with these weights and `sessions` of `context` positions.
-    pub fn bytes(&self, weights: u64, context: u64, sessions: u64) -> Bytes {
+    /// Bytes in `mode` with `sessions` of `context` positions.
+    pub fn bytes(&self, mode: Mode, context: u64, sessions: u64) -> Bytes {
+        let weights = if mode == Mode::Streamed { 0 } else { self.weights_bytes };
+        let comes = matches!(mode, Mode::Lazy | Mode::Streamed);
         let kv = context.div_ceil(self.kv_block_tokens.max(1)) * self.kv_block_bytes * sessions;
         let scratch = self.scratch_bytes + context * self.scratch_bytes_per_token;
-        // Streaming holds its buffers for ever.
-        let io = self.io_bytes.saturating_sub(if weights == self.weights_bytes { kv + scratch } else { 0 });
+        // Weights that come while the model runs need the buffers beside the rest; else they are free before that is taken.
+        let io = if comes { self.io_bytes } else { self.io_bytes.saturating_sub(kv + scratch) };
         Bytes { weights, kv, scratch, io, metadata: self.metadata_bytes, base: self.base_bytes }
     }
 
     /// The longest context whose bytes fit in `budget_bytes`, at most `context_trained`; `None` if not one block does.
-    fn context_max(&self, weights: u64, budget_bytes: u64, sessions: u64) -> Option<u64> {
-        let fits = |context: u64| self.bytes(weights, context, sessions).total() <= budget_bytes;
+    fn context_max(&self, mode: Mode, budget_bytes: u64, sessions: u64) -> Option<u64> {
+        let fits = |context: u64| self.bytes(mode, context, sessions).total() <= budget_bytes;
         let block = self.kv_block_tokens.max(1);
         let blocks = self.context_trained.div_ceil(block).max(1);
         if !fits(self.least()) {
@@ -141,16 +143,16 @@ impl Demand {
 pub fn plan(demand: &Demand, ask: &Ask) -> Plan {
     let sessions = ask.sessions.max(1);
     let resident_mode = if ask.lazy { Mode::Lazy } else { Mode::Resident };
-    let ways = [(resident_mode, demand.weights_bytes)].into_iter().chain(ask.streamed.then_some((Mode::Streamed, 0)));
+    let ways = [resident_mode].into_iter().chain(ask.streamed.then_some(Mode::Streamed));
     let mut reasons = Vec::new();
-    for (mode, weights) in ways {
-        let Some(context_max) = demand.context_max(weights, ask.budget_bytes, sessions) else {
-            let least = demand.bytes(weights, demand.least(), sessions);
+    for mode in ways {
+        let Some(context_max) = demand.context_max(mode, ask.budget_bytes, sessions) else {
+            let least = demand.bytes(mode, demand.least(), sessions);
             reasons.push(format!("{}: {}", mode.name(), TooLittle { bytes: least, budget_bytes: ask.budget_bytes }));
             continue;
         };
         let context = ask.context.unwrap_or(context_max);
-        let bytes = demand.bytes(weights, context, sessions);
+        let bytes = demand.bytes(mode, context, sessions);
         if bytes.total() > ask.budget_bytes {
             let short = TooLittle { bytes, budget_bytes: ask.budget_bytes };
             reasons.push(format!("{}: a context of {context}: {short}; {context_max} would fit", mode.name()));
@@ -165,10 +167,10 @@ pub fn plan(demand: &Demand, ask: &Ask) -> Plan {
         }
         return Plan { mode, bytes, context, context_max, reasons };
     }
-    let weights = if ask.streamed { 0 } else { demand.weights_bytes };
-    let context_max = demand.context_max(weights, ask.budget_bytes, sessions).unwrap_or(0);
+    let mode = if ask.streamed { Mode::Streamed } else { resident_mode };
+    let context_max = demand.context_max(mode, ask.budget_bytes, sessions).unwrap_or(0);
     let context = ask.context.unwrap_or(demand.least());
-    let bytes = demand.bytes(weights, context, sessions);
+    let bytes = demand.bytes(mode, context, sessions);
     Plan { mode: Mode::Refused, bytes, context, context_max, reasons }
 }
 
@@ -230,7 +232,7 @@ mod tests {
             let plan = with(budget, None);
             assert_eq!(plan.mode, Mode::Resident);
             assert!(plan.bytes.total() <= budget && plan.context <= plan.context_max);
-            let more = DEMAND.bytes(1000, (plan.context + 16).min(500), 1).total();
+            let more = DEMAND.bytes(Mode::Resident, (plan.context + 16).min(500), 1).total();
             assert!(plan.context == 500 || more > budget, "{budget}: {} positions", plan.context);
         }
     }
@@ -265,8 +267,8 @@ mod tests {
 
     #[test]
     fn every_session_has_its_keys_and_values() {
-        let one = DEMAND.bytes(1000, 100, 1);
-        assert_eq!(DEMAND.bytes(1000, 100, 4).kv, 4 * one.kv);
+        let one = DEMAND.bytes(Mode::Resident, 100, 1);
+        assert_eq!(DEMAND.bytes(Mode::Resident, 100, 4).kv, 4 * one.kv);
         assert_eq!(one.kv, 7 * 16, "whole blocks");
     }
 }
