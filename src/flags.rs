@@ -190,6 +190,13 @@ pub(crate) struct Weights {
     pub no_direct_io: bool,
 }
 
+impl Weights {
+    /// Whether the weights are left to the page cache.
+    pub(crate) fn in_page_cache(&self) -> bool {
+        self.dense_weights != DenseWeights::Anon
+    }
+}
+
 impl Compute {
     /// How many threads compute.
     pub(crate) fn threads(&self) -> usize {

@@ -94,8 +94,16 @@ pub(crate) fn open(settings: &Settings, name: &str, compute: &Compute, need: Nee
     let (host, base_bytes) = (machine::host(), machine::rss_bytes().unwrap_or(0));
     let read = ReadOptions { direct: !compute.weights.no_direct_io };
     let header = Header::open(&path, read).map_err(|e| Failure::at(&place, e))?;
-    let planned = plan_for(&header, &options, compute.budget.memory, need, host.as_ref(), base_bytes)
-        .map_err(|e| Failure::at(&place, e))?;
+    let planned = plan_for(
+        &header,
+        &options,
+        compute.budget.memory,
+        need,
+        host.as_ref(),
+        base_bytes,
+        compute.weights.in_page_cache(),
+    )
+    .map_err(|e| Failure::at(&place, e))?;
     planned.check(compute).map_err(|failure| failure.about(&place))?;
 
     let label = label(name, &path);
@@ -116,7 +124,7 @@ pub(crate) fn open(settings: &Settings, name: &str, compute: &Compute, need: Nee
 }
 
 /// Loads the model after everything that it will hold was granted, but for keys and values, which are as they come. Unless
-/// the plan is lazy it waits until all weights are there.
+/// the need is lazy it waits until all weights are there.
 fn load(
     header: Header,
     place: &str,
@@ -130,19 +138,21 @@ fn load(
     let fail = |e: Error| Failure::at(place, e);
     let grant = |line, bytes| ledger.grant(line, owner, bytes).map_err(|full| fail(Error::Full { line, full }));
     let held = [grant(Line::Weights, bytes.weights)?, grant(Line::Metadata, bytes.metadata)?];
-    let mut buffers = grant(Line::Io, planned.footprint.io_bytes)?;
+    let mut buffers = Some(grant(Line::Io, planned.footprint.io_bytes)?);
     let model = Model::from_header(header, &load_options(compute)).map_err(|e| Failure::at(place, e))?;
-    if planned.plan.mode != Mode::Lazy {
+    // Where there is no room for the buffers beside the rest, all weights must be there before.
+    let room = ledger.free_bytes() >= bytes.scratch;
+    if !planned.lazy || !room {
         let progress = Progress::bytes("loading");
         let loaded = model.ensure_all(&mut |done, total| progress.set(done, Some(total)));
         progress.clear();
         loaded.map_err(|e| Failure::at(place, e))?;
+        buffers = None;
     }
-    let held_io = if planned.plan.mode == Mode::Lazy { bytes.io } else { 0 };
-    buffers.resize(held_io).map_err(|full| fail(Error::Full { line: Line::Io, full }))?;
     let scratch = grant(Line::Scratch, bytes.scratch)?;
     let mut engine = Engine::new(Arc::new(model), options).map_err(fail)?;
-    held.into_iter().chain([scratch, buffers]).for_each(|grant| engine.hold(grant));
+    held.into_iter().chain([scratch]).for_each(|grant| engine.hold(grant));
+    buffers.into_iter().for_each(|grant| engine.hold_while_loading(grant));
     engine.charge_to(ledger, owner).map_err(fail)?;
     Ok(engine)
 }

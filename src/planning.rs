@@ -39,6 +39,8 @@ impl Need {
 pub(crate) struct Planned {
     pub footprint: Footprint,
     pub plan: Plan,
+    /// Whether the work begins before all weights are there.
+    pub lazy: bool,
     pub budget_bytes: u64,
     /// What the host would give.
     pub auto: Option<Budget>,
@@ -70,7 +72,8 @@ pub(crate) fn runner_options(compute: &Compute, settings: &Settings) -> RunnerOp
     }
 }
 
-/// Plans a run of the model on `host`, in a process that had `base_bytes` before it read the header.
+/// Plans a run of the model on `host`, in a process that had `base_bytes` before it read the header;
+/// with `page_cache` its weights are left there.
 pub(crate) fn plan_for(
     header: &Header,
     options: &RunnerOptions,
@@ -78,6 +81,7 @@ pub(crate) fn plan_for(
     need: Need,
     host: Option<&Host>,
     base_bytes: u64,
+    page_cache: bool,
 ) -> Result<Planned, model::Error> {
     // A batch is never larger than the context.
     let rows = need.context.map_or(options.micro_batch, |c| options.micro_batch.min(c.max(1)));
@@ -98,10 +102,10 @@ pub(crate) fn plan_for(
         budget_bytes,
         context: need.context.map(|c| c as u64),
         sessions: need.sessions as u64,
-        lazy: need.lazy,
-        streamed: false,
+        lazy: page_cache,
+        streamed: page_cache,
     };
-    Ok(Planned { footprint, plan: plan(&demand, &ask), budget_bytes, auto })
+    Ok(Planned { footprint, lazy: need.lazy, plan: plan(&demand, &ask), budget_bytes, auto })
 }
 
 impl Planned {

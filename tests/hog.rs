@@ -29,12 +29,20 @@ const BITE_BYTES: usize = 8 << 20;
 /// More than the group has free at first, less than it has without the idle model.
 const BITES: usize = 16;
 
-/// The same model under two names: two copies.
-struct Copies(PathBuf);
+/// One model in two files: models of one file would share its weights.
+struct Copies(tempfile::TempDir);
 
 impl Copies {
+    fn new() -> Copies {
+        let dir = tempfile::tempdir().unwrap();
+        for name in ["busy", "idle"] {
+            fs::copy(test_models::smollm2(), dir.path().join(name)).unwrap();
+        }
+        Copies(dir)
+    }
+
     fn weights(&self) -> Result<u64, Error> {
-        Ok(Header::read(&self.0)?.footprint(&RunnerOptions::default(), 1)?.weights_bytes)
+        Ok(Header::read(&self.0.path().join("busy"))?.footprint(&RunnerOptions::default(), 1)?.weights_bytes)
     }
 }
 
@@ -46,7 +54,7 @@ impl Shelf for Copies {
     fn load(&self, model: &str, ledger: &Ledger) -> Result<Engine, Error> {
         let grant = ledger.grant(Line::Weights, model, self.weights()?);
         let grant = grant.map_err(|full| Error::Full { line: Line::Weights, full })?;
-        let loaded = Model::load(&self.0, &mut |_, _| ())?;
+        let loaded = Model::load(&self.0.path().join(model), &mut |_, _| ())?;
         let mut engine = Engine::new(Arc::new(loaded), &RunnerOptions { micro_batch: 8, ..Default::default() })?;
         engine.hold(grant);
         engine.charge_to(ledger, model)?;
@@ -127,7 +135,7 @@ fn again(role: &str) -> Command {
 
 /// The pool: one model in use, one idle, and a hog.
 fn pool() {
-    let shelf = Copies(test_models::smollm2());
+    let shelf = Copies::new();
     let capacity_bytes = 2 * shelf.bytes("").unwrap();
     let policy =
         Policy { capacity_bytes, idle_bytes_max: capacity_bytes, keep_alive_ms: None, thrash_ms: 0, waiting_max: 8 };

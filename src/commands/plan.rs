@@ -33,7 +33,9 @@ pub(crate) fn execute(args: &Plan, settings: &Settings) -> Result<(), Failure> {
     let context = Some(args.sessions.context).filter(|&c| c > 0);
     let need = Need { context, sessions: args.sessions.parallel, logits_rows: 1, lazy: true };
     let memory = args.compute.budget.memory;
-    let planned = plan_for(&header, &options, memory, need, host.as_ref(), base_bytes).map_err(fail)?;
+    let planned =
+        plan_for(&header, &options, memory, need, host.as_ref(), base_bytes, args.compute.weights.in_page_cache())
+            .map_err(fail)?;
 
     let room = here.map_or(0, |host| headroom::budget(&host).bytes);
     let speed = Speed::new(args, settings, &path, &header, &planned, &options, room).map_err(fail)?;
@@ -90,7 +92,7 @@ impl Speed {
             prompt_macs: header.config()?.prompt_macs(args.prompt as u64),
             file_bytes: header.file_bytes(),
             streamed_bytes: if streamed { header.step_bytes() } else { 0 },
-            overlaps: planned.plan.mode != Mode::Resident,
+            overlaps: planned.lazy,
         };
         let isa = options.isa.unwrap_or_else(Isa::detect);
         let nothing = Forecast { ttft_ms: None, predicted_per_second: None };

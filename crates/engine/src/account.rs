@@ -8,6 +8,8 @@ use crate::Error;
 #[derive(Debug, Default)]
 pub(crate) struct Account {
     fixed: Vec<Grant>,
+    /// Of buffers that are there until all weights are.
+    loading: Option<Grant>,
     /// `None`: nobody keeps a ledger.
     kv: Option<Grant>,
 }
@@ -15,6 +17,16 @@ pub(crate) struct Account {
 impl Account {
     pub(crate) fn hold(&mut self, grant: Grant) {
         self.fixed.push(grant);
+    }
+
+    /// Keeps the grant of the buffers that weights are read into while the engine works already.
+    pub(crate) fn hold_while_loading(&mut self, grant: Grant) {
+        self.loading = Some(grant);
+    }
+
+    /// All weights are there. Whether they were still coming.
+    pub(crate) fn loaded(&mut self) -> bool {
+        self.loading.take().is_some()
     }
 
     /// Keeps the KV cache, `bytes` large now, in `ledger` from here on.

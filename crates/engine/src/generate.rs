@@ -124,6 +124,21 @@ impl Engine {
         self.account.hold(grant);
     }
 
+    /// Keeps the grant of the buffers that weights are read into until the first step is done, for which all were needed.
+    pub fn hold_while_loading(&mut self, grant: Grant) {
+        self.account.hold_while_loading(grant);
+    }
+
+    /// The KV cache is about to have `bytes`. Where the buffers of loading are in the way, loading is waited for.
+    fn charge_kv(&mut self, bytes: u64) -> Result<(), Error> {
+        let charged = self.account.kv(bytes);
+        if charged.is_err() && self.account.loaded() {
+            self.model.ensure_all(&mut |_, _| ())?;
+            return self.account.kv(bytes);
+        }
+        charged
+    }
+
     /// From now on `ledger` grants each KV block before it exists.
     pub fn charge_to(&mut self, ledger: &Ledger, owner: &str) -> Result<(), Error> {
         self.account.open_kv(ledger, owner, self.runner.kv_bytes())
@@ -131,7 +146,7 @@ impl Engine {
 
     /// Takes the memory for all positions of `session` now, which else comes as it grows.
     pub fn reserve(&mut self, session: &Session) -> Result<(), Error> {
-        self.account.kv(self.runner.kv_bytes_at(session.sequence, session.context_max))?;
+        self.charge_kv(self.runner.kv_bytes_at(session.sequence, session.context_max))?;
         self.runner.sequence_reserve(session.sequence);
         Ok(())
     }
@@ -181,8 +196,10 @@ impl Engine {
     fn extend(&mut self, session: &mut Session, tokens: &[u32], from: usize) -> Result<&[f32], Error> {
         let row = |(i, &token): (usize, &u32)| Row { sequence: session.sequence, token, logits: i >= from };
         let rows: Vec<Row> = tokens.iter().enumerate().map(row).collect();
-        self.account.kv(self.runner.kv_bytes_at(session.sequence, session.tokens.len() + tokens.len()))?;
+        self.charge_kv(self.runner.kv_bytes_at(session.sequence, session.tokens.len() + tokens.len()))?;
         let logits = self.runner.forward(&rows)?;
+        // A step has been through all of them.
+        self.account.loaded();
         session.tokens.extend_from_slice(tokens);
         Ok(logits)
     }

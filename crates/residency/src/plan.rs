@@ -34,7 +34,7 @@ pub struct Ask {
     pub context: Option<u64>,
     /// Sessions at once.
     pub sessions: u64,
-    /// Whether weights may come while they are first used.
+    /// Whether weights are left to the page cache.
     pub lazy: bool,
     /// Whether weights may be read anew for each step instead of staying.
     pub streamed: bool,
@@ -43,9 +43,9 @@ pub struct Ask {
 /// How a model runs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Mode {
-    /// All weights are read, then they stay.
+    /// All weights are read once, then they stay.
     Resident,
-    /// Weights are read while they are first used, then they stay.
+    /// Weights are in the page cache: read when they are first used, they stay as long as there is room.
     Lazy,
     /// Weights are read from storage for each step.
     Streamed,
