@@ -5,6 +5,7 @@ pub mod backing;
 mod buffer;
 mod error;
 mod hugetlb;
+mod mapping;
 pub mod pager;
 mod region;
 pub mod source;
@@ -12,4 +13,5 @@ mod sys;
 
 pub use buffer::Buffer;
 pub use error::Error;
+pub use mapping::Mapping;
 pub use region::{Region, Staged};

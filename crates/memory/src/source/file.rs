@@ -5,9 +5,9 @@
 
 use super::storage::Storage;
 use super::{ByteSource, Identity, ReadRoom};
-use crate::Error;
 use crate::sys::page_cache;
 use crate::sys::ring::{Read, Ring};
+use crate::{Error, Mapping};
 use rustix::fs::{Advice, Mode, OFlags, StatxFlags, fadvise};
 use std::fs::File;
 use std::num::NonZeroU64;
@@ -84,11 +84,6 @@ impl FileSource {
     /// What it is stored on.
     pub fn storage(&self) -> Storage {
         self.storage
-    }
-
-    /// The open file, for a mapping of it.
-    pub(crate) fn file(&self) -> &File {
-        &self.file
     }
 
     /// Whether a direct read gives what a buffered one gives, at the start, in the middle and at the end of the file.
@@ -223,6 +218,10 @@ impl ByteSource for FileSource {
             return Err(Error::Changed { path: self.path.clone(), was: told(self.identity), is: told(now) });
         }
         Ok(())
+    }
+
+    fn map(&self) -> Result<Mapping, Error> {
+        Mapping::new(&self.file, self.identity.len_bytes as usize, &self.path)
     }
 
     fn readers(&self) -> usize {
