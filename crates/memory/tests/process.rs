@@ -109,7 +109,7 @@ fn a_process_without_any_rights_still_fills_and_traps() {
         assert!(pager.region().bytes(0..2 * UNIT).iter().all(|&b| b == 7));
         let locked =
             start(Arc::new(FaultySource::new("plain", vec![7; UNIT])), Choice::Only(Backing::Base), Options::default());
-        let error = locked.err().expect("64 KiB is less than a unit").to_string();
+        let error = locked.expect_err("64 KiB is less than a unit").to_string();
         assert!(error.contains("65536 bytes") && error.contains("ulimit -l 2048"), "{error}");
         println!("\nfilled, trap {}", pager.stats().is_trapped);
         return;

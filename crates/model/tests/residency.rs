@@ -79,7 +79,7 @@ fn is_not_vacuous(options: &LoadOptions, stats: &Stats, weights_bytes: u64) {
     assert!(stats.present_bytes + (1 << 16) >= stats.total_bytes, "{options:?}: everything was used: {stats:?}");
     assert_eq!(stats.faults, 0, "{options:?}: the forward pass asks before it touches");
     if options.window == Window::Stages(0) || options.dense_weights == DenseWeights::Warm {
-        assert!(stats.waits > 1, "{options:?}: every stage was waited for: {stats:?}");
+        assert!(stats.waits >= 1, "{options:?}: what is used was waited for: {stats:?}");
     }
 }
 
@@ -126,7 +126,9 @@ fn faulty(name: &str, fault: Fault) -> Header {
 }
 
 fn lazy() -> LoadOptions {
-    LoadOptions { window: Window::Stages(0), unit_bytes: UNIT, ..Default::default() }
+    // Huge pages would make one unit of it all.
+    let backing = Choice::Only(Backing::Unpinned);
+    LoadOptions { backing, window: Window::Stages(0), unit_bytes: UNIT, ..Default::default() }
 }
 
 #[test]
