@@ -19,6 +19,30 @@ use std::cell::RefCell;
 use std::marker::PhantomData;
 use std::ops::Range;
 
+/// Where a matrix's panels come from.
+#[derive(Clone, Copy)]
+pub enum Panels<'a> {
+    /// They are in memory, one after the other.
+    Packed(&'a [u8]),
+    /// They are made for each use, a few at a time.
+    Made(&'a dyn MakePanels),
+}
+
+/// Makes panels out of something else.
+pub trait MakePanels: Sync {
+    /// Writes `panels` to `out`, which has room for just these.
+    fn make(&self, panels: Range<usize>, out: &mut [u8]);
+}
+
+impl std::fmt::Debug for Panels<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Panels::Packed(bytes) => write!(f, "{} bytes", bytes.len()),
+            Panels::Made(_) => write!(f, "made for each use"),
+        }
+    }
+}
+
 /// A weight matrix in panels.
 #[derive(Debug, Clone, Copy)]
 pub struct Matrix<'a> {
@@ -29,7 +53,7 @@ pub struct Matrix<'a> {
     /// Inputs.
     pub cols: usize,
     /// `rows.div_ceil(16)` panels.
-    pub panels: &'a [u8],
+    pub panels: Panels<'a>,
     /// Added to the outputs.
     pub bias: Option<&'a [f32]>,
 }
@@ -41,7 +65,24 @@ impl Matrix<'_> {
     }
 
     fn panel_bytes(&self) -> usize {
-        self.panels.len() / self.rows.div_ceil(PANEL_ROWS)
+        PANEL_ROWS * self.format.row_bytes(self.cols).expect("whole blocks")
+    }
+
+    fn len_bytes(&self) -> usize {
+        self.padded_rows() / PANEL_ROWS * self.panel_bytes()
+    }
+
+    /// The bytes of `panels`, made in `room` if they are not there.
+    fn panels<'r>(&'r self, panels: Range<usize>, room: &'r mut Vec<u8>) -> &'r [u8] {
+        let panel_bytes = self.panel_bytes();
+        match self.panels {
+            Panels::Packed(bytes) => &bytes[panels.start * panel_bytes..panels.end * panel_bytes],
+            Panels::Made(by) => {
+                room.resize(panels.len() * panel_bytes, 0);
+                by.make(panels, room);
+                room
+            }
+        }
     }
 
     /// The biases of a panel's rows; those that fill up the last panel have none.
@@ -92,7 +133,7 @@ pub fn matmul(
     for m in matrices {
         check(m, acts);
     }
-    let panel_bytes = matrices.iter().map(|m| m.panels.len()).sum::<usize>() / (row_len / PANEL_ROWS).max(1);
+    let panel_bytes = matrices.iter().map(Matrix::len_bytes).sum::<usize>() / (row_len / PANEL_ROWS).max(1);
     let panels = task_panels(row_len / PANEL_ROWS, panel_bytes, acts.tokens(), pool.threads());
     let shape =
         GridShape { rows: acts.tokens(), row_len, cell_rows: tile_tokens(acts), cell_cols: panels * PANEL_ROWS };
@@ -109,12 +150,15 @@ pub fn matmul(
             let matrix = &matrices[m];
             let n = ((matrix.padded_rows() - first).min(width - c) / PANEL_ROWS).min(PANELS);
             let panels = first / PANEL_ROWS..first / PANEL_ROWS + n;
-            for group in groups(acts, matrix.format, row, cell.rows()) {
-                PRODUCTS.with_borrow_mut(|[values, _]| {
-                    product(level, matrix, panels.clone(), acts, group, values);
-                    level.run(Emit { values, matrix, panels: panels.clone(), group, row, col: c, output, cell });
-                });
-            }
+            MADE.with_borrow_mut(|[made, _]| {
+                let weights = matrix.panels(panels.clone(), made);
+                for group in groups(acts, matrix.format, row, cell.rows()) {
+                    PRODUCTS.with_borrow_mut(|[values, _]| {
+                        product(level, matrix, weights, acts, group, values);
+                        level.run(Emit { values, matrix, panels: panels.clone(), group, row, col: c, output, cell });
+                    });
+                }
+            });
             c += n * PANEL_ROWS;
         }
     });
@@ -136,7 +180,7 @@ pub fn matmul_gated(
     let floats = [gate_matrix, up_matrix].map(|m| m.format.float_activations());
     assert!(floats[0] == floats[1] || acts.copies(false) == 1, "gate and up must take the same rows of activations");
     let row_len = gate_matrix.padded_rows();
-    let panel_bytes = (gate_matrix.panels.len() + up_matrix.panels.len()) / (row_len / PANEL_ROWS).max(1);
+    let panel_bytes = (gate_matrix.len_bytes() + up_matrix.len_bytes()) / (row_len / PANEL_ROWS).max(1);
     let panels = task_panels(row_len / PANEL_ROWS, panel_bytes, acts.tokens(), pool.threads());
     let shape =
         GridShape { rows: acts.tokens(), row_len, cell_rows: tile_tokens(acts), cell_cols: panels * PANEL_ROWS };
@@ -145,14 +189,18 @@ pub fn matmul_gated(
         for c in (0..width).step_by(PANELS * PANEL_ROWS) {
             let first = (col + c) / PANEL_ROWS;
             let panels = first..first + ((width - c) / PANEL_ROWS).min(PANELS);
-            for group in groups(acts, gate_matrix.format, row, cell.rows()) {
-                PRODUCTS.with_borrow_mut(|[gates, ups]| {
-                    product(level, gate_matrix, panels.clone(), acts, group, gates);
-                    product(level, up_matrix, panels.clone(), acts, group, ups);
-                    let (gates, ups) = ((&*gates, gate_matrix), (&*ups, up_matrix));
-                    level.run(EmitGated { gates, ups, panels: panels.clone(), function, group, row, col: c, cell });
-                });
-            }
+            MADE.with_borrow_mut(|[gates_made, ups_made]| {
+                let gate_weights = gate_matrix.panels(panels.clone(), gates_made);
+                let up_weights = up_matrix.panels(panels.clone(), ups_made);
+                for group in groups(acts, gate_matrix.format, row, cell.rows()) {
+                    PRODUCTS.with_borrow_mut(|[gates, ups]| {
+                        product(level, gate_matrix, gate_weights, acts, group, gates);
+                        product(level, up_matrix, up_weights, acts, group, ups);
+                        let (gates, ups) = ((&*gates, gate_matrix), (&*ups, up_matrix));
+                        level.run(EmitGated { gates, ups, panels: panels.clone(), function, group, row, col: c, cell });
+                    });
+                }
+            });
         }
     });
 }
@@ -160,7 +208,9 @@ pub fn matmul_gated(
 fn check(m: &Matrix<'_>, acts: &Activations) {
     assert_eq!(m.cols, acts.cols(), "columns of weights and activations");
     let row_bytes = m.format.row_bytes(m.cols).expect("whole blocks");
-    assert_eq!(m.panels.len(), m.padded_rows() * row_bytes, "bytes of {} rows of {} {:?}", m.rows, m.cols, m.format);
+    if let Panels::Packed(bytes) = m.panels {
+        assert_eq!(bytes.len(), m.padded_rows() * row_bytes, "bytes of {} rows of {} {:?}", m.rows, m.cols, m.format);
+    }
 }
 
 /// Panels that are multiplied in one go.
@@ -172,6 +222,8 @@ type Values = [[[f32; 16]; GROUP]; PANELS];
 thread_local! {
     // Clearing these for every task would cost as much as a small panel.
     static PRODUCTS: RefCell<[Values; 2]> = const { RefCell::new([[[[0.0; 16]; GROUP]; PANELS]; 2]) };
+    /// Panels that are made for each use.
+    static MADE: RefCell<[Vec<u8>; 2]> = const { RefCell::new([Vec::new(), Vec::new()]) };
 }
 /// Rows of the widest group.
 const GROUP: usize = 16;
@@ -217,16 +269,8 @@ impl Group {
 }
 
 /// The products of some panels with one group of rows: `out[panel][row]`.
-fn product(
-    level: Level,
-    matrix: &Matrix<'_>,
-    panels: Range<usize>,
-    acts: &Activations,
-    group: Group,
-    out: &mut Values,
-) {
+fn product(level: Level, matrix: &Matrix<'_>, weights: &[u8], acts: &Activations, group: Group, out: &mut Values) {
     let panel_bytes = matrix.panel_bytes();
-    let weights = &matrix.panels[panels.start * panel_bytes..panels.end * panel_bytes];
     let words = acts.group(group.first, matrix.format.float_activations());
     match group.width {
         1 => tile::<1>(level, matrix.format, weights, panel_bytes, words, out),

@@ -4,7 +4,7 @@ use fixtures::{dequantize, quantize, rng::Rng};
 use gguf::TensorType;
 use kernels::activations::{Activations, Forms, Norm, Precision};
 use kernels::isa::{Isa, Level};
-use kernels::matmul::{Matrix, Output, matmul, matmul_gated};
+use kernels::matmul::{Matrix, Output, Panels, matmul, matmul_gated};
 use kernels::ops::Gate;
 use kernels::quant::Format;
 use kernels::threads::Pool;
@@ -79,7 +79,13 @@ struct Case {
 fn product(case: &Case, level: Level, threads: usize, chunk: usize, precision: Precision) -> Vec<u32> {
     let mut pool = Pool::new(threads);
     let mut acts = Activations::default();
-    let matrix = Matrix { format: case.format, rows: ROWS, cols: COLS, panels: &case.panels, bias: Some(&case.bias) };
+    let matrix = Matrix {
+        format: case.format,
+        rows: ROWS,
+        cols: COLS,
+        panels: Panels::Packed(&case.panels),
+        bias: Some(&case.bias),
+    };
     let mut all = Vec::new();
     for x in case.x.chunks(chunk * COLS) {
         let n = x.len() / COLS;
@@ -165,7 +171,8 @@ fn gated_products_and_norms_give_the_same_bits_everywhere() {
             let run = |level: Level, threads: usize, chunk: usize| {
                 let mut pool = Pool::new(threads);
                 let mut acts = Activations::default();
-                let matrix = |panels| Matrix { format, rows: ROWS, cols: COLS, panels, bias: None };
+                let matrix =
+                    |panels| Matrix { format, rows: ROWS, cols: COLS, panels: Panels::Packed(panels), bias: None };
                 let (gate, up) = (matrix(&gate[..]), matrix(&up[..]));
                 let norm = Some(Norm { weight: &weight, epsilon: 1e-5 });
                 let mut all = Vec::new();

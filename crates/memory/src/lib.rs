@@ -5,6 +5,7 @@ pub mod backing;
 mod buffer;
 mod error;
 mod hugetlb;
+mod mapping;
 pub mod pager;
 pub mod pressure;
 mod region;
@@ -13,4 +14,5 @@ mod sys;
 
 pub use buffer::Buffer;
 pub use error::Error;
+pub use mapping::Mapping;
 pub use region::{Region, Staged};

@@ -10,6 +10,8 @@ use std::sync::{Arc, mpsc};
 
 /// Small units, so that a few KiB have many.
 const UNIT: usize = 4096;
+/// A backing that has such units: huge pages would make one of them all.
+const SMALL: Choice = Choice::Only(Backing::Unpinned);
 const EIO: i32 = 5;
 
 /// The bytes of the source from `from` on, inverted: a fill that forgot a byte leaves a zero.
@@ -104,7 +106,7 @@ fn every_backing_and_window_gives_the_same_bytes() {
 fn a_window_reads_no_further_than_it_says() {
     let source = Arc::new(FaultySource::new("counted", bytes(40 * UNIT)));
     let as_source: Arc<dyn ByteSource> = Arc::clone(&source) as _;
-    let pager = start(&as_source, Choice::Best, Options { window: Window::Stages(0), ..Options::default() });
+    let pager = start(&as_source, SMALL, Options { window: Window::Stages(0), ..Options::default() });
     assert_eq!(source.asked(), [], "no one has asked for anything");
     pager.ensure(5 * UNIT..6 * UNIT).expect("a good source");
     assert_eq!(pager.stats().present_bytes, UNIT as u64);
@@ -114,7 +116,7 @@ fn a_window_reads_no_further_than_it_says() {
 
 #[test]
 fn touching_what_is_missing_is_served_and_counted() {
-    let pager = start(&good(LEN), Choice::Best, Options { window: Window::Stages(0), ..Options::default() });
+    let pager = start(&good(LEN), SMALL, Options { window: Window::Stages(0), ..Options::default() });
     if !pager.stats().is_trapped {
         eprintln!("skipped: no userfaultfd here");
         return;
@@ -134,12 +136,12 @@ fn an_error_is_told_to_those_who_need_the_range_and_to_no_one_else() {
         (Fault::Changed, |e| matches!(e, Error::Changed { .. })),
         (Fault::Panic, |e| matches!(e, Error::Pager { what, .. } if what.contains("a bug at byte"))),
     ];
-    let healthy = start(&good(LEN), Choice::Best, Options { window: Window::Stages(0), ..Options::default() });
+    let healthy = start(&good(LEN), SMALL, Options { window: Window::Stages(0), ..Options::default() });
     for (fault, is_it) in faults {
         let at = 10 * UNIT;
         let source: Arc<dyn ByteSource> =
             Arc::new(FaultySource::new("faulty", bytes(LEN)).with(at as u64, fault.clone()));
-        let pager = start(&source, Choice::Best, Options { window: Window::Stages(0), ..Options::default() });
+        let pager = start(&source, SMALL, Options { window: Window::Stages(0), ..Options::default() });
         pager.ensure(0..UNIT).expect("the fault is elsewhere");
         for _ in 0..2 {
             let error = pager.ensure(at..at + 1).expect_err("a fault");
@@ -157,7 +159,7 @@ fn an_error_is_told_to_those_who_need_the_range_and_to_no_one_else() {
 fn a_thread_that_touches_what_can_never_come_goes_on_and_sees_no_zeros() {
     let at = 10 * UNIT;
     let source: Arc<dyn ByteSource> = Arc::new(FaultySource::new("faulty", bytes(LEN)).with(at as u64, Fault::Io(EIO)));
-    let pager = start(&source, Choice::Best, Options { window: Window::Stages(0), ..Options::default() });
+    let pager = start(&source, SMALL, Options { window: Window::Stages(0), ..Options::default() });
     if !pager.stats().is_trapped {
         eprintln!("skipped: no userfaultfd here");
         return;
@@ -174,7 +176,7 @@ fn a_stalled_source_is_waited_for_and_the_wait_can_be_interrupted() {
     let at = 10 * UNIT;
     let source: Arc<dyn ByteSource> =
         Arc::new(FaultySource::new("stalled", bytes(LEN)).with(at as u64, Fault::Stall(Arc::clone(&gate))));
-    let pager = start(&source, Choice::Best, Options { window: Window::Stages(0), ..Options::default() });
+    let pager = start(&source, SMALL, Options { window: Window::Stages(0), ..Options::default() });
     std::thread::scope(|scope| {
         let (told, heard) = mpsc::channel();
         let pager = &pager;
@@ -196,7 +198,7 @@ fn dropping_a_pager_does_not_wait_for_a_stalled_source() {
     let gate = Arc::new(Gate::default());
     let source: Arc<dyn ByteSource> =
         Arc::new(FaultySource::new("stalled", bytes(LEN)).with(0, Fault::Stall(Arc::clone(&gate))));
-    let pager = start(&source, Choice::Best, Options::default());
+    let pager = start(&source, SMALL, Options::default());
     gate.wait_for_arrival();
     let region = Arc::clone(pager.region());
     drop(pager);

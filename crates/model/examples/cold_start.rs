@@ -2,7 +2,7 @@
 //! compute the prompt with all weights in memory.
 //!
 //! ```text
-//! cargo run --release -p model --example cold_start -- MODEL.gguf [TOKENS [RUNS]]
+//! cargo run --release -p model --example cold_start -- MODEL.gguf [TOKENS [RUNS [UNIT_KIB]]]
 //! ```
 
 use memory::source::{ByteSource, FileSource, ReadOptions, ReadRoom};
@@ -16,6 +16,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let path = Path::new(args.first().ok_or("which model?")?);
     let number = |i: usize, default| args.get(i).map_or(Ok(default), |a| a.parse());
     let (tokens, runs) = (number(1, 256)?, number(2, 5)?);
+    let options =
+        LoadOptions { unit_bytes: number(3, LoadOptions::default().unit_bytes >> 10)? << 10, ..Default::default() };
     println!("read ms, prefill ms, first token ms, bound ms, ratio, waited ms, MB read, peak + cache - weights MiB");
     for _ in 0..runs {
         forget(path)?;
@@ -32,7 +34,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         std::fs::write("/proc/self/clear_refs", "5")?;
         let base = status_kib("VmRSS:");
         let begin = Instant::now();
-        let model = Arc::new(Model::open(path, &LoadOptions::default())?);
+        let model = Arc::new(Model::open(path, &options)?);
         let kv_bytes = first_token(&model, tokens)?;
         let cold = begin.elapsed().as_secs_f64() * 1e3;
         let stats = model.stats();
@@ -65,7 +67,9 @@ fn read_all(path: &Path) -> Result<f64, memory::Error> {
             scope.spawn(move || {
                 let mut room = ReadRoom::new(true);
                 for at in (thread * PIECE..len).step_by(2 * PIECE as usize) {
-                    source.read(&[at..(at + PIECE).min(len)], &mut room).expect("a file that can be read");
+                    source
+                        .read(std::slice::from_ref(&(at..(at + PIECE).min(len))), &mut room)
+                        .expect("a file that can be read");
                 }
             });
         }

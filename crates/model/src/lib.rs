@@ -161,10 +161,14 @@ impl Model {
         self.stats().read_bytes
     }
 
-    /// What holds the weights, and how much of it the system has promised to keep in memory.
-    pub fn backing(&self) -> (Backing, u64) {
-        let region = self.weights.region();
-        (region.backing(), region.pinned_bytes() as u64)
+    /// What holds the weights, if it is memory of our own.
+    pub fn backing(&self) -> Option<Backing> {
+        self.weights.region().map(memory::Region::backing)
+    }
+
+    /// Bytes of weights that the system has promised to keep in memory.
+    pub fn pinned_bytes(&self) -> u64 {
+        self.weights.region().map_or(0, |region| region.pinned_bytes() as u64)
     }
 
     /// KV cache bytes for one more token of context.

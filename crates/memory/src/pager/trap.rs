@@ -37,9 +37,7 @@ impl Trap {
         let Some(signal) = &shared.signal else { return };
         let page = vec![0xff; rustix::param::page_size()];
         let mut waiting: Vec<usize> = Vec::new();
-        loop {
-            // An error of the descriptor itself: those who come now must not read zeros.
-            let Ok(faults) = self.uffd.wait(signal.as_fd()) else { break };
+        while let Ok(faults) = self.uffd.wait(signal.as_fd()) {
             waiting.extend(faults.iter().map(|address| address & !(page.len() - 1)));
             let (failed, stopped) = self.want(shared, faults);
             waiting.retain(|&address| {
@@ -56,6 +54,7 @@ impl Trap {
                 break;
             }
         }
+        // Closing the descriptor makes missing pages read as zeros.
         shared.region.disarm();
         for address in waiting {
             let _ = self.uffd.wake(address, page.len());

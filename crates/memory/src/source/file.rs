@@ -5,9 +5,9 @@
 
 use super::storage::Storage;
 use super::{ByteSource, Identity, ReadRoom};
-use crate::Error;
 use crate::sys::page_cache;
 use crate::sys::ring::{Read, Ring};
+use crate::{Error, Mapping};
 use rustix::fs::{Advice, Mode, OFlags, StatxFlags, fadvise};
 use std::fs::File;
 use std::num::NonZeroU64;
@@ -81,14 +81,14 @@ impl FileSource {
         self.direct_bytes.load(Ordering::Relaxed)
     }
 
+    /// Whether all of `range` is in the page cache, if the system tells (Linux 6.5).
+    pub fn is_cached(&self, range: Range<u64>) -> Option<bool> {
+        page_cache::holds(self.file.as_fd(), range)
+    }
+
     /// What it is stored on.
     pub fn storage(&self) -> Storage {
         self.storage
-    }
-
-    /// The open file, for a mapping of it.
-    pub(crate) fn file(&self) -> &File {
-        &self.file
     }
 
     /// Whether a direct read gives what a buffered one gives, at the start, in the middle and at the end of the file.
@@ -104,7 +104,7 @@ impl FileSource {
             let Ok(bytes) = room.of((wide.end - wide.start) as usize) else { return false };
             let bytes = &mut bytes[..(wide.end - wide.start) as usize];
             let needed = (range.end - wide.start) as usize;
-            let cached = page_cache::holds(self.file.as_fd(), range.clone()) == Some(true);
+            let cached = self.is_cached(range.clone()) == Some(true);
             let read = read_to(&direct.file, bytes, wide.start, needed, 0).is_ok_and(|n| n >= needed)
                 && self.file.read_exact_at(&mut wanted, range.start).is_ok();
             if !cached {
@@ -200,7 +200,7 @@ impl ByteSource for FileSource {
             let start = at + (range.start - wide.start) as usize;
             found.push(start..start + (range.end - range.start) as usize);
             at += buffer.len();
-            let cached = page_cache::holds(self.file.as_fd(), range.clone()) == Some(true);
+            let cached = self.is_cached(range.clone()) == Some(true);
             if self.direct.is_some() && !cached {
                 direct_places.push(Place { range, wide, buffer });
             } else {
@@ -223,6 +223,10 @@ impl ByteSource for FileSource {
             return Err(Error::Changed { path: self.path.clone(), was: told(self.identity), is: told(now) });
         }
         Ok(())
+    }
+
+    fn map(&self) -> Result<Mapping, Error> {
+        Mapping::new(&self.file, self.identity.len_bytes as usize, &self.path)
     }
 
     fn readers(&self) -> usize {

@@ -7,7 +7,7 @@ pub use file::{FileSource, ReadOptions};
 pub use storage::Storage;
 
 use crate::sys::ring::Ring;
-use crate::{Buffer, Error};
+use crate::{Buffer, Error, Mapping};
 use std::fmt::Debug;
 use std::io;
 use std::ops::Range;
@@ -44,6 +44,11 @@ pub trait ByteSource: Debug + Send + Sync {
     /// An error if the source is not what it was when it was opened.
     fn check(&self) -> Result<(), Error> {
         Ok(())
+    }
+
+    /// The source as the page cache has it.
+    fn map(&self) -> Result<Mapping, Error> {
+        Err(Error::io(self.name(), io::Error::from(io::ErrorKind::Unsupported)))
     }
 
     /// Threads that should read at once.
@@ -112,8 +117,9 @@ impl io::Read for Reader {
             if start == end {
                 return Ok(0);
             }
-            let places = self.source.read(&[start..end], &mut self.room).map_err(io::Error::other)?;
-            (self.piece, self.place) = (start..end, places[0].clone());
+            let piece = start..end;
+            let places = self.source.read(std::slice::from_ref(&piece), &mut self.room).map_err(io::Error::other)?;
+            (self.piece, self.place) = (piece, places[0].clone());
         }
         let n = out.len().min(self.place.len());
         out[..n].copy_from_slice(&self.room.bytes()[self.place.start..self.place.start + n]);

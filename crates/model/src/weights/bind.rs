@@ -1,16 +1,17 @@
 //! Binds the names of a file's tensors to places in a region, by the header alone. Matrices are laid out in the order in
 //! which a forward pass uses them; the small vectors of floats are read at once.
 
+use super::mapped::{Mapped, MappedRows};
 use super::pack::{Packing, source_row};
 use super::rows::RowTable;
-use super::{Layer, Weight, Weights, format_of};
+use super::{Layer, Place, Store, Weight, Weights, format_of};
 use crate::config::{Config, Family, RopePairs};
-use crate::{Error, LoadOptions};
+use crate::{DenseWeights, Error, LoadOptions};
 use gguf::{Gguf, TensorInfo};
 use kernels::quant::Format;
-use memory::Region;
 use memory::pager::{Extent, Options, Pager};
 use memory::source::{ByteSource, ReadRoom};
+use memory::{Mapping, Region};
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -28,7 +29,13 @@ pub(super) fn bind(
     config: &Config,
     options: &LoadOptions,
 ) -> Result<Weights, Error> {
-    let mut binder = Binder { gguf, sources, extents: Vec::new(), used: 0, read_bytes: 0, vectors: Vec::new() };
+    let maps = match options.dense_weights {
+        DenseWeights::Anon => Vec::new(),
+        DenseWeights::Warm | DenseWeights::Mmap => {
+            sources.iter().map(|source| source.map().map(Arc::new)).collect::<Result<_, _>>()?
+        }
+    };
+    let mut binder = Binder { gguf, sources, maps, extents: Vec::new(), used: 0, read_bytes: 0, vectors: Vec::new() };
     let c = config;
     let embed = c.embedding_len;
     binder.read_vectors()?;
@@ -39,18 +46,24 @@ pub(super) fn bind(
     let output = binder.matrix(if tied { "token_embd" } else { "output" }, c.vocab_len, embed, None)?;
     let embedding = binder.table("token_embd", c.vocab_len, embed)?;
 
-    let region = Arc::new(Region::reserve(binder.used, options.unit_bytes, options.backing)?);
-    let stages: Vec<Range<usize>> = layers.iter().map(Layer::range).chain([output.range.clone()]).collect();
-    let pager_options = Options { window: options.window, ..Options::default() };
+    let used_bytes = binder.used as u64;
+    let store = if options.dense_weights == DenseWeights::Anon {
+        let region = Arc::new(Region::reserve(binder.used, options.unit_bytes, options.backing)?);
+        let stages: Vec<Range<usize>> = layers.iter().map(Layer::range).chain([output.range()]).collect();
+        let pager_options = Options { window: options.window, ..Options::default() };
+        Store::Paged(Pager::start(region, binder.extents, &stages, pager_options))
+    } else {
+        Store::Mapped(Mapped::new(sources, options.dense_weights == DenseWeights::Warm, layers.len() + 1, used_bytes))
+    };
     Ok(Weights {
-        pager: Pager::start(region, binder.extents, &stages, pager_options),
+        store,
         embedding,
         tied,
         layers,
         output_norm,
         output,
         rope_factors,
-        used_bytes: binder.used as u64,
+        used_bytes,
         bound_bytes: binder.read_bytes,
     })
 }
@@ -58,8 +71,10 @@ pub(super) fn bind(
 struct Binder<'a> {
     gguf: &'a Gguf,
     sources: &'a [Arc<dyn ByteSource>],
+    /// The files, where matrices stay in them.
+    maps: Vec<Arc<Mapping>>,
     extents: Vec<Extent>,
-    /// Bytes of the region given out.
+    /// Bytes of matrices so far, and of the region.
     used: usize,
     read_bytes: u64,
     /// The vectors of the file and their bytes.
@@ -176,11 +191,18 @@ impl<'a> Binder<'a> {
     ) -> Result<Weight, Error> {
         let (tensor, format, row_bytes) = self.find_matrix(name, rows, cols)?;
         let packing = Packing { format, rows, row_bytes, offset_bytes: tensor.offset_bytes, rope_heads };
-        let range = self.used..self.used + packing.len_bytes();
+        let len_bytes = packing.len_bytes();
+        let range = self.used..self.used + len_bytes;
         self.used = range.end.next_multiple_of(ALIGN_BYTES);
-        let source = Arc::clone(&self.sources[tensor.shard]);
-        self.extents.push(Extent { place: range.clone(), source, transcode: Arc::new(packing) });
-        Ok(Weight { format, rows, cols, range, bias: None })
+        let place = match self.maps.get(tensor.shard) {
+            Some(map) => Place::File(MappedRows { map: Arc::clone(map), packing }),
+            None => {
+                let source = Arc::clone(&self.sources[tensor.shard]);
+                self.extents.push(Extent { place: range.clone(), source, transcode: Arc::new(packing) });
+                Place::Region(range)
+            }
+        };
+        Ok(Weight { format, rows, cols, len_bytes, place, bias: None })
     }
 
     /// `{name}.weight`, to be read by row.

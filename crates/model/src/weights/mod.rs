@@ -1,6 +1,8 @@
-//! Weights: names bound to places in a region, which a pager fills with panels while the model already runs.
+//! Weights: names bound to places, in a region that a pager fills with panels while the model already runs, or in the
+//! page cache.
 
 mod bind;
+mod mapped;
 mod pack;
 mod rows;
 mod shared;
@@ -11,28 +13,61 @@ use crate::Error;
 use gguf::TensorType;
 use kernels::PANEL_ROWS;
 use kernels::isa::Level;
-use kernels::matmul::Matrix;
+use kernels::matmul::{Matrix, Panels};
 use kernels::quant::Format;
+use mapped::{Mapped, MappedRows};
 use memory::pager::{Pager, Stats};
 use rows::RowTable;
 use std::ops::Range;
 use std::sync::Arc;
 
-/// A weight matrix in the region.
+/// A weight matrix.
 #[derive(Debug)]
 pub(crate) struct Weight {
     pub(crate) format: Format,
     pub(crate) rows: usize,
     pub(crate) cols: usize,
-    range: Range<usize>,
+    len_bytes: usize,
+    place: Place,
     bias: Option<Vec<f32>>,
+}
+
+/// Where a matrix is.
+#[derive(Debug)]
+enum Place {
+    /// In panels, in the region.
+    Region(Range<usize>),
+    /// In rows, in a file.
+    File(MappedRows),
 }
 
 impl Weight {
     /// Bytes of its panels.
     pub(crate) fn len_bytes(&self) -> usize {
-        self.range.len()
+        self.len_bytes
     }
+
+    /// Its place in the region; nothing if it has none.
+    fn range(&self) -> Range<usize> {
+        match &self.place {
+            Place::Region(range) => range.clone(),
+            Place::File(_) => 0..0,
+        }
+    }
+
+    fn mapped(&self) -> Option<&MappedRows> {
+        match &self.place {
+            Place::Region(_) => None,
+            Place::File(rows) => Some(rows),
+        }
+    }
+}
+
+/// What keeps the matrices.
+#[derive(Debug)]
+enum Store {
+    Paged(Pager),
+    Mapped(Mapped),
 }
 
 /// Tensors of one layer.
@@ -59,16 +94,16 @@ impl Layer {
         [&self.q, &self.k, &self.v, &self.attention_out, &self.gate, &self.up, &self.down]
     }
 
-    /// Where they are: side by side.
+    /// Where they are in the region: side by side.
     fn range(&self) -> Range<usize> {
-        self.q.range.start..self.down.range.end
+        self.q.range().start..self.down.range().end
     }
 }
 
 /// All tensors of a model.
 #[derive(Debug)]
 pub(crate) struct Weights {
-    pager: Pager,
+    store: Store,
     embedding: RowTable,
     /// The output matrix is the embedding table.
     tied: bool,
@@ -84,8 +119,8 @@ pub(crate) struct Weights {
 
 /// Rows of the embedding table for the tokens of a batch.
 pub(crate) enum EmbeddingRows<'a> {
-    /// In the panels of the output matrix.
-    Panels(&'a Weights),
+    /// All of them, in panels.
+    Panels(Format, &'a [u8]),
     /// As in the file, one for each token.
     File(Format, Vec<Arc<[u8]>>),
 }
@@ -94,9 +129,10 @@ impl EmbeddingRows<'_> {
     /// Dequantizes the row of `token`, token `i` of the batch.
     pub(crate) fn unpack(&self, level: Level, i: usize, token: u32, out: &mut [f32]) {
         match self {
-            EmbeddingRows::Panels(weights) => {
-                let (panel, lane) = weights.panel_of_row(&weights.output, token as usize);
-                weights.output.format.unpack_row(level, panel, lane, out);
+            EmbeddingRows::Panels(format, panels) => {
+                let panel_bytes = PANEL_ROWS * format.row_bytes(out.len()).expect("whole blocks");
+                let (panel, lane) = (token as usize / PANEL_ROWS, token as usize % PANEL_ROWS);
+                format.unpack_row(level, &panels[panel * panel_bytes..(panel + 1) * panel_bytes], lane, out);
             }
             EmbeddingRows::File(format, rows) => rows::unpack(*format, level, &rows[i], out),
         }
@@ -106,26 +142,23 @@ impl EmbeddingRows<'_> {
 impl Weights {
     /// `weight` for the kernels. It must have been ensured.
     pub(crate) fn matrix<'a>(&'a self, weight: &'a Weight) -> Matrix<'a> {
-        Matrix {
-            format: weight.format,
-            rows: weight.rows,
-            cols: weight.cols,
-            panels: self.pager.region().bytes(weight.range.clone()),
-            bias: weight.bias.as_deref(),
-        }
-    }
-
-    /// The panel that holds row `row` of `weight`, and the row's lane in it.
-    fn panel_of_row(&self, weight: &Weight, row: usize) -> (&[u8], usize) {
-        let panel_bytes = weight.range.len() / weight.rows.div_ceil(PANEL_ROWS);
-        let at = weight.range.start + row / PANEL_ROWS * panel_bytes;
-        (self.pager.region().bytes(at..at + panel_bytes), row % PANEL_ROWS)
+        let panels = match (&weight.place, &self.store) {
+            (Place::Region(range), Store::Paged(pager)) => Panels::Packed(pager.region().bytes(range.clone())),
+            (Place::File(rows), _) => Panels::Made(rows),
+            (Place::Region(_), Store::Mapped(_)) => unreachable!("mapped weights have no region"),
+        };
+        let bias = weight.bias.as_deref();
+        Matrix { format: weight.format, rows: weight.rows, cols: weight.cols, panels, bias }
     }
 
     /// The embedding rows of `tokens`: from memory where the table is there anyway, else from the file.
     pub(crate) fn embedding_rows(&self, tokens: &[u32]) -> Result<EmbeddingRows<'_>, Error> {
-        if self.tied && self.pager.is_present(self.output.range.clone()) {
-            return Ok(EmbeddingRows::Panels(self));
+        let range = self.output.range();
+        if let Store::Paged(pager) = &self.store
+            && self.tied
+            && pager.is_present(range.clone())
+        {
+            return Ok(EmbeddingRows::Panels(self.output.format, pager.region().bytes(range)));
         }
         Ok(EmbeddingRows::File(self.embedding.format, self.embedding.rows(tokens)?))
     }
@@ -137,30 +170,49 @@ impl Weights {
 
     /// Returns when `stage` is in memory; what comes behind it is read meanwhile.
     pub(crate) fn ensure(&self, stage: usize) -> Result<(), Error> {
-        self.pager.advance(stage);
-        let range = self.layers.get(stage).map_or_else(|| self.output.range.clone(), Layer::range);
-        Ok(self.pager.ensure(range)?)
+        let layer = self.layers.get(stage);
+        match &self.store {
+            Store::Paged(pager) => {
+                pager.advance(stage);
+                Ok(pager.ensure(layer.map_or_else(|| self.output.range(), Layer::range))?)
+            }
+            Store::Mapped(mapped) => match layer {
+                Some(layer) => mapped.ensure(stage, layer.matrices().into_iter().filter_map(Weight::mapped)),
+                None => mapped.ensure(stage, self.output.mapped().into_iter()),
+            },
+        }
     }
 
     /// An error if something that was computed with may not have been there.
     pub(crate) fn check(&self) -> Result<(), Error> {
-        self.pager.failure().map_or(Ok(()), |e| Err(e.into()))
+        match &self.store {
+            Store::Paged(pager) => pager.failure().map_or(Ok(()), |e| Err(e.into())),
+            Store::Mapped(mapped) => mapped.check(),
+        }
     }
 
     /// Ends waits that are under way.
     pub(crate) fn interrupt(&self) {
-        self.pager.interrupt();
+        if let Store::Paged(pager) = &self.store {
+            pager.interrupt();
+        }
     }
 
-    /// The pager's counts, embedding rows and vectors included.
+    /// The store's counts, embedding rows and vectors included.
     pub(crate) fn stats(&self) -> Stats {
-        let stats = self.pager.stats();
+        let stats = match &self.store {
+            Store::Paged(pager) => pager.stats(),
+            Store::Mapped(mapped) => mapped.stats(),
+        };
         Stats { read_bytes: stats.read_bytes + self.embedding.read_bytes() + self.bound_bytes, ..stats }
     }
 
-    /// The region that holds the matrices.
-    pub(crate) fn region(&self) -> &memory::Region {
-        self.pager.region()
+    /// The region that holds the matrices, if it is one.
+    pub(crate) fn region(&self) -> Option<&memory::Region> {
+        match &self.store {
+            Store::Paged(pager) => Some(pager.region()),
+            Store::Mapped(_) => None,
+        }
     }
 }
 
