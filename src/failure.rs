@@ -24,6 +24,14 @@ impl Failure {
         Failure::Run(if text.contains(place) { text } else { format!("{place}: {text}") })
     }
 
+    /// The same failure, about `place` if it does not name it.
+    pub(crate) fn about(self, place: &str) -> Failure {
+        match self {
+            Failure::Run(text) => Failure::at(place, text),
+            other => other,
+        }
+    }
+
     /// Says what happened and gives the exit code.
     pub(crate) fn report(self) -> ExitCode {
         let (code, text) = match self {

@@ -8,9 +8,11 @@ use std::process::ExitCode;
 use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand, ValueEnum};
 use engine::Sampling;
 use kernels::isa::Isa;
-use model::KvType;
+use model::{Backing, Choice, DenseWeights, KvType};
 
-use crate::values::{Counts, Tokens, at_least_one, counts, counts_from_one, not_negative, positive, share, tokens};
+use crate::values::{
+    Counts, Memory, Tokens, at_least_one, bytes, counts, counts_from_one, memory, not_negative, positive, share, tokens,
+};
 
 /// Runs GGUF language models on machines too small for them.
 ///
@@ -41,6 +43,12 @@ pub(crate) enum Command {
     Rm(Rm),
     /// Show what a model is, from its header alone.
     Show(Show),
+    /// Tell how a model would run, from its header alone: memory by line, context, speed.
+    Plan(Plan),
+    /// Load a model, fill its context, and compare the ledger with what the kernel says.
+    Mem(Mem),
+    /// Tell what this machine offers, what each thing is good for, and how to enable what is missing.
+    Doctor(Doctor),
     /// Turn the text on standard input into token ids, without BOS.
     Tokenize(Tokenize),
     /// Print the largest logits after a list of tokens.
@@ -66,7 +74,7 @@ pub(crate) struct Run {
     /// Tokens to generate at most; -1 until the model ends
     #[arg(short, long = "predict", visible_alias = "n-predict", default_value_t = -1, allow_negative_numbers = true)]
     pub n: i64,
-    /// Tokens of context; 0 for as many as the model was trained for
+    /// Tokens of context; 0 for as many as fit, up to what the model was trained for
     #[arg(short, long = "ctx-size", default_value_t = 0)]
     pub context: usize,
     /// System message
@@ -151,6 +159,42 @@ pub(crate) struct Compute {
     /// Type of the values in the KV cache [short: -ctv]
     #[arg(long = "cache-type-v", value_name = "TYPE", default_value = "f16", value_parser = kv_type)]
     pub type_v: KvType,
+    #[command(flatten)]
+    pub budget: Budget,
+    #[command(flatten)]
+    pub weights: Weights,
+}
+
+/// What a model may take.
+#[derive(Debug, Clone, Args)]
+pub(crate) struct Budget {
+    /// Memory for everything: 3G, 1500MiB, or auto: what the machine and its control groups leave
+    #[arg(long, value_name = "SIZE", default_value = "auto", value_parser = memory)]
+    pub memory: Memory,
+    /// Run even where it is a risk: a budget above what can be had, a context that may not fit
+    #[arg(long)]
+    pub force: bool,
+}
+
+/// How weights are held and read; no bit of a result depends on it.
+#[derive(Debug, Clone, Args)]
+pub(crate) struct Weights {
+    /// What holds the weights: best, huge (the system's pool of huge pages), thp, base (locked), unpinned
+    #[arg(long, value_name = "KIND", default_value = "best", value_parser = backing)]
+    pub backing: Choice,
+    /// Whose memory that is: anon (our own), warm or mmap (the page cache)
+    #[arg(long, value_name = "KIND", default_value = "anon", value_parser = dense_weights)]
+    pub dense_weights: DenseWeights,
+    /// Read files through the page cache
+    #[arg(long)]
+    pub no_direct_io: bool,
+}
+
+impl Weights {
+    /// Whether the weights are left to the page cache.
+    pub(crate) fn in_page_cache(&self) -> bool {
+        self.dense_weights != DenseWeights::Anon
+    }
 }
 
 impl Compute {
@@ -221,6 +265,53 @@ impl ModelArg {
 pub(crate) struct Show {
     #[command(flatten)]
     pub model: ModelArg,
+    #[command(flatten)]
+    pub output: Output,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Plan {
+    #[command(flatten)]
+    pub model: ModelArg,
+    #[command(flatten)]
+    pub sessions: Sessions,
+    /// Tokens of the prompt whose first answer is forecast
+    #[arg(short = 'p', long = "n-prompt", value_name = "N", default_value_t = 256, value_parser = at_least_one)]
+    pub prompt: usize,
+    /// Plan for a machine sold with so much memory (2G, 4G, 8G, 16G) instead of this one
+    #[arg(long, value_name = "SIZE", value_parser = bytes)]
+    pub device: Option<u64>,
+    #[command(flatten)]
+    pub compute: Compute,
+    #[command(flatten)]
+    pub output: Output,
+}
+
+/// How much conversation at once.
+#[derive(Debug, Args)]
+pub(crate) struct Sessions {
+    /// Tokens of context of each session; 0 for as many as fit, up to what the model was trained for
+    #[arg(short, long = "ctx-size", default_value_t = 0)]
+    pub context: usize,
+    /// Sessions at once
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = at_least_one)]
+    pub parallel: usize,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Mem {
+    #[command(flatten)]
+    pub model: ModelArg,
+    #[command(flatten)]
+    pub sessions: Sessions,
+    #[command(flatten)]
+    pub compute: Compute,
+    #[command(flatten)]
+    pub output: Output,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Doctor {
     #[command(flatten)]
     pub output: Output,
 }
@@ -350,6 +441,23 @@ fn kv_type(name: &str) -> Result<KvType, String> {
     })
 }
 
+fn backing(name: &str) -> Result<Choice, String> {
+    if name == "best" {
+        return Ok(Choice::Best);
+    }
+    Backing::ALL.into_iter().find(|b| b.name() == name).map(Choice::Only).ok_or_else(|| {
+        let known: Vec<_> = Backing::ALL.iter().map(|b| b.name()).collect();
+        format!("known are best, {}", known.join(", "))
+    })
+}
+
+fn dense_weights(name: &str) -> Result<DenseWeights, String> {
+    DenseWeights::ALL.into_iter().find(|d| d.name() == name).ok_or_else(|| {
+        let known: Vec<_> = DenseWeights::ALL.iter().map(|d| d.name()).collect();
+        format!("known are {}", known.join(", "))
+    })
+}
+
 fn settings() -> Result<Settings, String> {
     let text = |name: &str| match env::var(name) {
         Ok(value) if !value.is_empty() => Ok(Some(value)),
@@ -443,6 +551,10 @@ mod tests {
             &["logits"],
             &["perplexity"],
             &["show", "a", "-m", "b"],
+            &["run", "--memory", "much"],
+            &["plan", "--device", "0"],
+            &["run", "--backing", "gold"],
+            &["run", "--dense-weights", "heavy"],
             &["nonsense"],
         ] {
             assert_eq!(parse(args).map(|_| ()).map_err(|e| e.exit_code()), Err(2), "{args:?}");

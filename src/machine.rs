@@ -1,7 +1,11 @@
 //! What this machine gives the process.
 
-use std::fs;
 use std::thread;
+
+use memory::pressure::Reader;
+use residency::headroom::{self, Budget, Group, Host};
+
+use crate::values::Memory;
 
 /// Threads that compute when none are asked for: the processors that this process may use, within its affinity mask and
 /// the CPU quota of its control group (version 1 or 2), rounded down. The standard library reads all three.
@@ -11,23 +15,38 @@ pub(crate) fn threads_default() -> usize {
 
 /// The most memory that was resident at once so far, if the system tells.
 pub(crate) fn peak_rss_bytes() -> Option<u64> {
-    vm_hwm_bytes(&fs::read_to_string("/proc/self/status").ok()?)
+    Reader::default().process().map(|p| p.peak_bytes).filter(|&bytes| bytes > 0)
 }
 
-fn vm_hwm_bytes(status: &str) -> Option<u64> {
-    let line = status.lines().find_map(|l| l.strip_prefix("VmHWM:"))?;
-    let kib: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
-    kib.checked_mul(1024)
+/// Memory of this process that is there now, if the system tells.
+pub(crate) fn rss_bytes() -> Option<u64> {
+    Reader::default().process().map(|p| p.resident_bytes + p.huge_pool_bytes)
 }
 
-#[cfg(test)]
-mod tests {
-    use super::vm_hwm_bytes;
+/// This machine's memory, with the control groups that bind the process; `None` where the system does not tell.
+pub(crate) fn host() -> Option<Host> {
+    let reader = Reader::default();
+    let info = reader.meminfo()?;
+    let group = |g: memory::pressure::Group| Group {
+        limit_bytes: g.limit_bytes,
+        used_bytes: g.used_bytes,
+        reclaimable_bytes: g.file_bytes,
+    };
+    Some(Host {
+        total_bytes: info.total_bytes,
+        available_bytes: info.available_bytes,
+        groups: reader.groups().into_iter().map(group).collect(),
+        own_bytes: rss_bytes().unwrap_or(0),
+        pinned_bytes: 0,
+    })
+}
 
-    #[test]
-    fn the_peak_is_read_or_absent() {
-        assert_eq!(vm_hwm_bytes("Name:\tairs\nVmHWM:\t    2048 kB\nVmRSS:\t 1 kB\n"), Some(2 << 20));
-        assert_eq!(vm_hwm_bytes("Name:\tairs\n"), None);
-        assert_eq!(vm_hwm_bytes("VmHWM:\t x kB\n"), None);
-    }
+/// The budget that `memory` means on `host`, and what the host would give: without a host there is no limit to give.
+pub(crate) fn budget(memory: Memory, host: Option<&Host>) -> (u64, Option<Budget>) {
+    let auto = host.map(headroom::budget);
+    let bytes = match memory {
+        Memory::Bytes(bytes) => bytes,
+        Memory::Auto => auto.map_or(u64::MAX, |b| b.bytes),
+    };
+    (bytes, auto)
 }

@@ -6,7 +6,10 @@ mod flags;
 mod interrupt;
 mod machine;
 mod open;
+mod planning;
 mod prompt;
+mod receipts;
+mod storage;
 mod terminal;
 mod values;
 

@@ -1,20 +1,22 @@
-//! From a model's name to an engine that holds it.
+//! From a model's name to an engine that holds it, with everything that it holds on the ledger.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Instant;
 
-use engine::{Engine, RunnerOptions};
+use engine::{Engine, Error};
+use kernels::attention::KV_BLOCK;
 use library::{Library, Name};
-use model::Model;
+use model::{Header, Model, ReadOptions};
+use residency::budget::{Grant, Ledger, Line};
+use residency::plan::Mode;
 
 use crate::failure::Failure;
 use crate::flags::{Compute, Settings};
 use crate::interrupt::Stoppable;
+use crate::machine;
+use crate::planning::{Need, Planned, load_options, plan_for, runner_options};
 use crate::terminal::{Progress, say, size};
-
-/// How the weights are held.
-pub(crate) const MODE: &str = "resident";
 
 /// A loaded model.
 pub(crate) struct Opened {
@@ -23,8 +25,16 @@ pub(crate) struct Opened {
     pub label: String,
     pub path: PathBuf,
     pub threads: usize,
+    /// Positions of a session.
+    pub context: usize,
+    /// How the weights are held.
+    pub mode: Mode,
+    /// What all of it was granted from.
+    pub ledger: Ledger,
     /// From the file's name to an engine that is ready.
     pub load_ms: f64,
+    // Until the process ends.
+    _process: [Grant; 1],
 }
 
 impl Opened {
@@ -32,13 +42,26 @@ impl Opened {
         self.engine.model()
     }
 
+    /// A grant of the keys and values of `sessions` sessions, for work that does not charge them itself.
+    pub(crate) fn grant_kv(&mut self, sessions: usize) -> Result<Grant, Failure> {
+        let blocks = self.context.div_ceil(KV_BLOCK) * sessions;
+        let bytes = self.engine.runner().kv_bytes_per_token() * (blocks * KV_BLOCK) as u64;
+        let grant = self.ledger.grant(Line::Kv, &self.label, bytes);
+        grant.map_err(|full| Error::Full { line: Line::Kv, full }.into())
+    }
+
+    /// Bytes of keys and values that a step at position `tokens` reads.
+    pub(crate) fn kv_step_bytes(&mut self, tokens: usize) -> u64 {
+        self.engine.runner().kv_bytes_per_token() * tokens as u64
+    }
+
     /// Tells how the model runs: the mode is always said.
     pub(crate) fn say_mode(&mut self, more: &str) {
         let isa = self.engine.runner().isa();
         let weights = size(self.model().weights_bytes);
-        let threads = self.threads;
+        let (threads, mode) = (self.threads, self.mode.name());
         let plural = if threads == 1 { "" } else { "s" };
-        say(&format!("{} · {MODE} · {weights} weights · {isa} · {threads} thread{plural}{more}", self.label));
+        say(&format!("{} · {mode} · {weights} weights · {isa} · {threads} thread{plural}{more}", self.label));
     }
 }
 
@@ -53,31 +76,83 @@ pub(crate) fn locate(settings: &Settings, name: &str) -> Result<PathBuf, Failure
     Ok(path?)
 }
 
-/// Loads the model called `name`.
-pub(crate) fn open(settings: &Settings, name: &str, compute: &Compute) -> Result<Opened, Failure> {
-    let path = locate(settings, name)?;
-    let begin = Instant::now();
-    let model = load(&path)?;
-    let threads = compute.threads();
-    let options = RunnerOptions {
-        threads,
-        isa: settings.isa,
-        micro_batch: compute.micro_batch,
-        type_k: compute.type_k,
-        type_v: compute.type_v,
-    };
-    let engine = Engine::new(Arc::new(model), &options).map_err(|e| Failure::at(&path.display().to_string(), e))?;
-    let load_ms = begin.elapsed().as_secs_f64() * 1e3;
-    let label = match Name::parse(name) {
-        Ok(Name::Path(path)) => path.file_name().map_or(name.to_owned(), |f| f.to_string_lossy().into_owned()),
+/// What the user calls the model `name` at `path`.
+pub(crate) fn label(name: &str, path: &Path) -> String {
+    match Name::parse(name) {
+        Ok(Name::Path(_)) => path.file_name().map_or(name.to_owned(), |f| f.to_string_lossy().into_owned()),
         _ => name.to_owned(),
-    };
-    Ok(Opened { engine, label, path, threads, load_ms })
+    }
 }
 
-fn load(path: &Path) -> Result<Model, Failure> {
-    let progress = Progress::bytes("loading");
-    let model = Model::load(path, &mut |done, total| progress.set(done, Some(total)));
-    progress.clear();
-    model.map_err(|e| Failure::at(&path.display().to_string(), e))
+/// Loads the model called `name` for `need`.
+pub(crate) fn open(settings: &Settings, name: &str, compute: &Compute, need: Need) -> Result<Opened, Failure> {
+    let path = locate(settings, name)?;
+    let place = path.display().to_string();
+    let begin = Instant::now();
+    let options = runner_options(compute, settings);
+    // Before the header is there: what it takes belongs to the metadata.
+    let (host, base_bytes) = (machine::host(), machine::rss_bytes().unwrap_or(0));
+    let read = ReadOptions { direct: !compute.weights.no_direct_io };
+    let header = Header::open(&path, read).map_err(|e| Failure::at(&place, e))?;
+    let planned = plan_for(
+        &header,
+        &options,
+        compute.budget.memory,
+        need,
+        host.as_ref(),
+        base_bytes,
+        compute.weights.in_page_cache(),
+    )
+    .map_err(|e| Failure::at(&place, e))?;
+    planned.check(compute).map_err(|failure| failure.about(&place))?;
+
+    let label = label(name, &path);
+    let ledger = Ledger::new(planned.budget_bytes);
+    let process = ledger.charge_unavoidable(Line::Base, "", planned.plan.bytes.base);
+    let engine = load(header, &place, &ledger, &label, &planned, compute, &options)?;
+    Ok(Opened {
+        engine,
+        label,
+        path,
+        threads: options.threads,
+        context: planned.plan.context as usize,
+        mode: if planned.plan.mode == Mode::Refused { Mode::Resident } else { planned.plan.mode },
+        ledger,
+        load_ms: begin.elapsed().as_secs_f64() * 1e3,
+        _process: [process],
+    })
+}
+
+/// Loads the model after everything that it will hold was granted, but for keys and values, which are as they come. Unless
+/// the need is lazy it waits until all weights are there.
+fn load(
+    header: Header,
+    place: &str,
+    ledger: &Ledger,
+    owner: &str,
+    planned: &Planned,
+    compute: &Compute,
+    options: &engine::RunnerOptions,
+) -> Result<Engine, Failure> {
+    let bytes = &planned.plan.bytes;
+    let fail = |e: Error| Failure::at(place, e);
+    let grant = |line, bytes| ledger.grant(line, owner, bytes).map_err(|full| fail(Error::Full { line, full }));
+    let held = [grant(Line::Weights, bytes.weights)?, grant(Line::Metadata, bytes.metadata)?];
+    let mut buffers = Some(grant(Line::Io, planned.footprint.io_bytes)?);
+    let model = Model::from_header(header, &load_options(compute)).map_err(|e| Failure::at(place, e))?;
+    // Where there is no room for the buffers beside the rest, all weights must be there before.
+    let room = ledger.free_bytes() >= bytes.scratch;
+    if !planned.lazy || !room {
+        let progress = Progress::bytes("loading");
+        let loaded = model.ensure_all(&mut |done, total| progress.set(done, Some(total)));
+        progress.clear();
+        loaded.map_err(|e| Failure::at(place, e))?;
+        buffers = None;
+    }
+    let scratch = grant(Line::Scratch, bytes.scratch)?;
+    let mut engine = Engine::new(Arc::new(model), options).map_err(fail)?;
+    held.into_iter().chain([scratch]).for_each(|grant| engine.hold(grant));
+    buffers.into_iter().for_each(|grant| engine.hold_while_loading(grant));
+    engine.charge_to(ledger, owner).map_err(fail)?;
+    Ok(engine)
 }

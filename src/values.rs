@@ -34,6 +34,48 @@ pub(crate) fn counts_from_one(text: &str) -> Result<Counts, String> {
     text.split(',').map(|word| at_least_one(word.trim())).collect::<Result<_, _>>().map(Counts)
 }
 
+/// Bytes: a number with a unit. K, M, G, T and KiB … are powers of 1024, as in llama.cpp and systemd; KB … are powers of 1000.
+pub(crate) fn bytes(text: &str) -> Result<u64, String> {
+    let text = text.trim();
+    let digits = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
+    let (number, unit) = text.split_at(digits);
+    let number: f64 = number.parse().map_err(|_| format!("{text:?} is no size like 3G or 1500MiB"))?;
+    let unit = unit.trim().to_ascii_lowercase();
+    let power = match unit.chars().next() {
+        None | Some('b') => 0,
+        Some('k') => 1,
+        Some('m') => 2,
+        Some('g') => 3,
+        Some('t') => 4,
+        Some(_) => 9,
+    };
+    let base: f64 = match (power, unit.get(1..).unwrap_or("")) {
+        (0..=4, "" | "ib") => 1024.0,
+        (1..=4, "b") => 1000.0,
+        _ => return Err(format!("{text:?}: units are K M G T, KiB MiB GiB TiB, KB MB GB TB")),
+    };
+    let bytes = number * base.powi(power);
+    if bytes >= 1.0 && bytes <= (1u64 << 62) as f64 {
+        Ok(bytes as u64)
+    } else {
+        Err(format!("{text:?} is out of range"))
+    }
+}
+
+/// A budget.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Memory {
+    /// What the machine leaves.
+    Auto,
+    /// So many bytes.
+    Bytes(u64),
+}
+
+/// `auto` or bytes.
+pub(crate) fn memory(text: &str) -> Result<Memory, String> {
+    if text == "auto" { Ok(Memory::Auto) } else { bytes(text).map(Memory::Bytes) }
+}
+
 fn number(text: &str, allowed: impl Fn(f32) -> bool, what: &str) -> Result<f32, String> {
     let value: f32 = text.parse().map_err(|e| format!("{e}"))?;
     if allowed(value) { Ok(value) } else { Err(format!("must be {what}")) }
@@ -66,6 +108,20 @@ pub(crate) fn at_least_one(text: &str) -> Result<usize, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn sizes_take_the_units_that_people_write() {
+        assert_eq!(bytes("3G"), Ok(3 << 30));
+        assert_eq!(bytes("1500MiB"), Ok(1500 << 20));
+        assert_eq!(bytes("1.5 GiB"), Ok(3 << 29));
+        assert_eq!(bytes("2gb"), Ok(2_000_000_000));
+        assert_eq!(bytes("4096"), Ok(4096));
+        assert_eq!(bytes("7B"), Ok(7));
+        for bad in ["", "G", "3X", "-1G", "0", "3Gb2", "1e9", "9999999T", "3GiBB", "1..5G"] {
+            assert!(bytes(bad).is_err(), "{bad}");
+        }
+        assert_eq!((memory("auto"), memory("1K")), (Ok(Memory::Auto), Ok(Memory::Bytes(1024))));
+    }
 
     #[test]
     fn token_lists_are_ids_or_a_file() {

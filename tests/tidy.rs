@@ -8,14 +8,15 @@ use std::process::Command;
 /// What each crate may import of the others; see ARCHITECTURE.md. `fixtures` stands beside the floors: anyone's tests may
 /// use it.
 const EDGES: &[(&str, &[&str])] = &[
-    ("airs", &["gguf", "kernels", "model", "engine", "library"]),
-    ("engine", &["model"]),
+    ("airs", &["gguf", "kernels", "memory", "residency", "model", "engine", "library"]),
+    ("engine", &["residency", "model"]),
     ("model", &["gguf", "kernels", "memory"]),
     ("gguf", &[]),
     ("kernels", &[]),
     ("memory", &[]),
+    ("residency", &[]),
     ("library", &[]),
-    ("fixtures", &["gguf", "library"]),
+    ("fixtures", &["gguf", "library", "memory"]),
 ];
 
 /// The files that hold `unsafe`.
@@ -25,7 +26,13 @@ const UNSAFE: &[&str] = &[
     "crates/kernels/src/simd/avx2.rs",
     "crates/kernels/src/simd/avx512.rs",
     "crates/kernels/src/simd/neon.rs",
+    "crates/memory/src/buffer.rs",
+    "crates/memory/src/hugetlb.rs",
+    "crates/memory/src/mapping.rs",
     "crates/memory/src/region.rs",
+    "crates/memory/src/sys/page_cache.rs",
+    "crates/memory/src/sys/ring.rs",
+    "crates/memory/src/sys/uffd.rs",
     // The allocator that counts.
     "crates/gguf/tests/mutation.rs",
 ];

@@ -12,6 +12,7 @@ use crate::failure::Failure;
 use crate::flags::{Bench, Settings};
 use crate::interrupt::Stoppable;
 use crate::open::{Opened, open};
+use crate::planning::Need;
 use crate::terminal::{Progress, print, print_json, say, size};
 
 /// What one test does.
@@ -89,7 +90,12 @@ pub(crate) fn execute(args: &Bench, settings: &Settings) -> Result<(), Failure> 
     }
     // Before the model is there: the memory that this takes is given back, and never held beside the weights.
     let limits = args.limits.then(|| measure_limits(args, settings)).transpose()?;
-    let mut opened = open(settings, args.model.name(), &args.compute)?;
+    let longest = tests.iter().map(|t| t.prompt + t.generate).max().unwrap_or(1);
+    let sessions = tests.iter().map(|t| t.parallel).max().unwrap_or(1);
+    let need = Need { context: Some(longest), sessions, logits_rows: sessions, lazy: false };
+    let mut opened = open(settings, args.model.name(), &args.compute, need)?;
+    // The tests use the runner itself, past the sessions that would charge their keys and values as they come.
+    let _kv = opened.grant_kv(sessions)?;
     opened.say_mode("");
     let mut results = Vec::new();
     for test in tests {

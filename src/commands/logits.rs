@@ -8,6 +8,7 @@ use crate::failure::Failure;
 use crate::flags::{Logits, Settings};
 use crate::interrupt::Stoppable;
 use crate::open::open;
+use crate::planning::Need;
 use crate::terminal::{print, print_json};
 
 /// The largest logits at a position, largest first, the lowest id first among equals.
@@ -32,7 +33,7 @@ impl Top {
 }
 
 pub(crate) fn execute(args: &Logits, settings: &Settings) -> Result<(), Failure> {
-    let mut opened = open(settings, args.model.name(), &args.compute)?;
+    let mut opened = open(settings, args.model.name(), &args.compute, Need::all_logits(args.tokens.0.len()))?;
     opened.say_mode("");
     let tokens = &args.tokens.0;
     let from = if args.all { 0 } else { tokens.len() - 1 };

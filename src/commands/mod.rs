@@ -2,9 +2,12 @@
 
 mod bench;
 mod chat;
+mod doctor;
 mod list;
 mod logits;
+mod mem;
 mod perplexity;
+mod plan;
 mod pull;
 mod rm;
 mod run;
@@ -22,6 +25,9 @@ pub(crate) fn execute(command: Command, settings: &Settings) -> Result<(), Failu
         Command::List(args) => list::execute(&args, settings),
         Command::Rm(args) => rm::execute(&args, settings),
         Command::Show(args) => show::execute(&args, settings),
+        Command::Plan(args) => plan::execute(&args, settings),
+        Command::Mem(args) => mem::execute(&args, settings),
+        Command::Doctor(args) => doctor::execute(&args, settings),
         Command::Tokenize(args) => tokenize::execute(&args, settings),
         Command::Logits(args) => logits::execute(&args, settings),
         Command::Perplexity(args) => perplexity::execute(&args, settings),

@@ -12,6 +12,7 @@ use crate::failure::Failure;
 use crate::flags::{Perplexity, Settings};
 use crate::interrupt::Stoppable;
 use crate::open::open;
+use crate::planning::Need;
 use crate::terminal::{Progress, print, print_json};
 
 /// Two tokens of context and two to score.
@@ -32,7 +33,7 @@ pub(crate) fn execute(args: &Perplexity, settings: &Settings) -> Result<(), Fail
     let text = String::from_utf8(text).map_err(|e| {
         Failure::at(&file.display().to_string(), format!("no UTF-8 at byte {}", e.utf8_error().valid_up_to()))
     })?;
-    let mut opened = open(settings, &name, &args.compute)?;
+    let mut opened = open(settings, &name, &args.compute, Need::all_logits(c))?;
     opened.say_mode("");
     let ids = tokens(opened.model(), &text);
     let chunks = ids.len() / c;

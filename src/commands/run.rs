@@ -12,8 +12,10 @@ use super::chat;
 use crate::failure::Failure;
 use crate::flags::{Run, Settings};
 use crate::interrupt::Stoppable;
-use crate::open::{MODE, Opened, open};
+use crate::open::{Opened, open};
+use crate::planning::Need;
 use crate::prompt::{chat_tokens, message, raw_tokens, template};
+use crate::receipts;
 use crate::terminal::{Progress, print, print_json, say};
 
 pub(crate) fn execute(args: &Run, settings: &Settings) -> Result<(), Failure> {
@@ -28,8 +30,8 @@ pub(crate) fn execute(args: &Run, settings: &Settings) -> Result<(), Failure> {
     if !chats && text.is_none() && args.tokens.is_none() {
         text = Some(read_stdin()?);
     }
-    let mut opened = open(settings, &model, &args.compute)?;
-    let speaker = Speaker::new(args, opened.model())?;
+    let mut opened = open(settings, &model, &args.compute, Need::up_to(args.context))?;
+    let speaker = Speaker::new(args, opened.model(), opened.context)?;
     let sampling = &speaker.sampling;
     let seed = if sampling.temperature > 0.0 { format!(" · seed {}", sampling.seed) } else { String::new() };
     opened.say_mode(&seed);
@@ -47,6 +49,7 @@ pub(crate) fn execute(args: &Run, settings: &Settings) -> Result<(), Failure> {
     };
     let streams = !args.output.json();
     let answer = speaker.answer(&mut opened.engine, &mut session, &prompt, streams)?;
+    receipts::keep(settings, &mut opened, &answer.timings);
     if streams {
         print("\n")?;
     } else {
@@ -129,7 +132,7 @@ pub(super) struct Speaker {
 }
 
 impl Speaker {
-    fn new(args: &Run, model: &model::Model) -> Result<Speaker, Failure> {
+    fn new(args: &Run, model: &model::Model, context: usize) -> Result<Speaker, Failure> {
         let template = if args.raw { None } else { template(model, args.chat_template.as_deref())? };
         if template.is_none() && args.system.is_some() {
             let why = if args.raw { "--raw" } else { "a model without a chat template" };
@@ -139,7 +142,7 @@ impl Speaker {
             template,
             system: args.system.clone(),
             sampling: args.sample.resolve(),
-            context: if args.context == 0 { model.config.context_len } else { args.context },
+            context,
             tokens_max: usize::try_from(args.n).ok(),
             stop_strings: args.stop.clone(),
         })
@@ -206,7 +209,7 @@ fn json_of(opened: &Opened, prompt: &[u32], answer: &Generated) -> serde_json::V
         "tokens": answer.tokens,
         "text": answer.text,
         "stop": answer.stop.name(),
-        "mode": MODE,
+        "mode": opened.mode.name(),
         "timings": {
             "load_ms": opened.load_ms,
             "ttft_ms": t.ttft_ms,
@@ -214,7 +217,7 @@ fn json_of(opened: &Opened, prompt: &[u32], answer: &Generated) -> serde_json::V
             "prompt_per_second": t.prompt_per_second,
             "predicted_n": t.predicted_n,
             "predicted_per_second": t.predicted_per_second,
-            "bytes_read": opened.model().read_bytes,
+            "bytes_read": opened.model().read_bytes(),
             "peak_rss_bytes": crate::machine::peak_rss_bytes(),
         },
     })

@@ -7,19 +7,24 @@ use std::time::Instant;
 use model::tokenizer::StreamDecoder;
 use model::{Model, Row, Runner, RunnerOptions};
 
+use residency::budget::{Grant, Ledger};
+
 use crate::Error;
+use crate::account::Account;
 use crate::sampler::{Sampler, Sampling};
 use crate::session::Session;
 use crate::stream::StopStrings;
 
-/// Positions whose logits are held at once: a large vocabulary has a mebibyte of them for each.
-const LOGITS_ROWS_MAX: usize = 64;
+/// Positions whose logits are held at once by [`Engine::logits`]: a large vocabulary has a mebibyte of them for each.
+pub const LOGITS_ROWS_MAX: usize = 64;
 
 /// A model that computes, and its sessions.
 pub struct Engine {
     model: Arc<Model>,
     runner: Runner,
     chunk: usize,
+    // After what it pays for: fields are dropped in order.
+    account: Account,
 }
 
 /// What to generate.
@@ -111,7 +116,46 @@ impl Engine {
     /// An engine for `model`.
     pub fn new(model: Arc<Model>, options: &RunnerOptions) -> Result<Engine, Error> {
         let runner = Runner::new(Arc::clone(&model), options)?;
-        Ok(Engine { model, runner, chunk: options.micro_batch.max(1) })
+        Ok(Engine { model, runner, chunk: options.micro_batch.max(1), account: Account::default() })
+    }
+
+    /// Keeps a grant for as long as the engine exists: the weights', the scratch buffers'.
+    pub fn hold(&mut self, grant: Grant) {
+        self.account.hold(grant);
+    }
+
+    /// Keeps the grant of the buffers that weights are read into until the first step is done, for which all were needed.
+    pub fn hold_while_loading(&mut self, grant: Grant) {
+        self.account.hold_while_loading(grant);
+    }
+
+    /// The KV cache is about to have `bytes`. Where the buffers of loading are in the way, loading is waited for.
+    fn charge_kv(&mut self, bytes: u64) -> Result<(), Error> {
+        let charged = self.account.kv(bytes);
+        if charged.is_err() && self.account.loaded() {
+            self.model.ensure_all(&mut |_, _| ())?;
+            return self.account.kv(bytes);
+        }
+        charged
+    }
+
+    /// From now on `ledger` grants each KV block before it exists.
+    pub fn charge_to(&mut self, ledger: &Ledger, owner: &str) -> Result<(), Error> {
+        self.account.open_kv(ledger, owner, self.runner.kv_bytes())
+    }
+
+    /// Takes the memory for all positions of `session` now, which else comes as it grows.
+    pub fn reserve(&mut self, session: &Session) -> Result<(), Error> {
+        self.charge_kv(self.runner.kv_bytes_at(session.sequence, session.context_max))?;
+        self.runner.sequence_reserve(session.sequence);
+        Ok(())
+    }
+
+    /// Gives back the KV blocks that no session holds.
+    pub fn trim_kv(&mut self) {
+        if self.runner.kv_trim() > 0 {
+            self.account.kv_shrunk(self.runner.kv_bytes());
+        }
     }
 
     /// The model.
@@ -152,7 +196,10 @@ impl Engine {
     fn extend(&mut self, session: &mut Session, tokens: &[u32], from: usize) -> Result<&[f32], Error> {
         let row = |(i, &token): (usize, &u32)| Row { sequence: session.sequence, token, logits: i >= from };
         let rows: Vec<Row> = tokens.iter().enumerate().map(row).collect();
+        self.charge_kv(self.runner.kv_bytes_at(session.sequence, session.tokens.len() + tokens.len()))?;
         let logits = self.runner.forward(&rows)?;
+        // A step has been through all of them.
+        self.account.loaded();
         session.tokens.extend_from_slice(tokens);
         Ok(logits)
     }

@@ -1,13 +1,16 @@
-//! Sessions, sampler and streams. Synchronous and deterministic; knows neither HTTP nor files.
+//! Sessions, sampler, streams, and the pool of models. Synchronous and deterministic; knows neither HTTP nor files.
 #![forbid(unsafe_code)]
 
+mod account;
 mod generate;
+mod pool;
 mod sampler;
 mod session;
 mod stream;
 
-pub use generate::{Engine, Generated, Progress, Request, StopReason, Timings};
+pub use generate::{Engine, Generated, LOGITS_ROWS_MAX, Progress, Request, StopReason, Timings};
 pub use model::RunnerOptions;
+pub use pool::{Clock, Held, Pool, Shelf};
 pub use sampler::{Sampler, Sampling};
 pub use session::Session;
 pub use stream::StopStrings;
@@ -33,4 +36,30 @@ pub enum Error {
     /// There is no largest logit.
     #[error("none of the {0} logits is a number")]
     NoLogits(usize),
+    /// The budget has no room.
+    #[error("no memory for {}: {full}", .line.name())]
+    Full {
+        /// What for.
+        line: residency::budget::Line,
+        /// The numbers.
+        full: residency::budget::Full,
+    },
+    /// The pool refuses a demand that it can never meet.
+    #[error(transparent)]
+    Pool(#[from] residency::Error),
+    /// The model is being unloaded.
+    #[error("{model} is being unloaded")]
+    Unloading {
+        /// Its name.
+        model: String,
+    },
+    /// The model was being loaded for another request, which failed.
+    #[error("{model} could not be loaded for the request that came first")]
+    LoadFailed {
+        /// Its name.
+        model: String,
+    },
+    /// The pool has ended.
+    #[error("the pool of models is closed")]
+    Closed,
 }

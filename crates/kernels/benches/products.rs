@@ -11,7 +11,7 @@ use kernels::PANEL_ROWS;
 use kernels::activations::{Activations, Forms, Precision};
 use kernels::attention::{KV_BLOCK, KvBlocks, KvType, Run, Scratch, Shape, attention, write_kv};
 use kernels::isa::Level;
-use kernels::matmul::{Matrix, Output, matmul};
+use kernels::matmul::{Matrix, Output, Panels, matmul};
 use kernels::quant::Format;
 use kernels::threads::Pool;
 use std::time::Duration;
@@ -56,8 +56,14 @@ fn products(c: &mut Criterion) {
             let raw = raw_rows(format);
             let mut panels = vec![0; raw.len()];
             pack(format, &raw, &mut panels);
-            let matrix =
-                Matrix { format, rows: ROWS, cols: COLS, panels: &panels, bias: None, precision: Precision::Single };
+            let matrix = Matrix {
+                format,
+                rows: ROWS,
+                cols: COLS,
+                panels: Panels::Packed(&panels),
+                bias: None,
+                precision: Precision::Single,
+            };
             acts.fill(&mut pool, level, &x, COLS, COLS, tokens, None, Forms::of([format]), Precision::Single);
             group.throughput(match tokens {
                 1 => Throughput::BytesDecimal(panels.len() as u64),

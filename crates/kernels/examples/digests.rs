@@ -5,7 +5,7 @@ use fixtures::rng::Rng;
 use kernels::activations::{Activations, Forms, Norm, Precision};
 use kernels::attention::{KV_BLOCK, KvBlocks, KvType, Run, Scratch, Shape, attention, write_kv};
 use kernels::isa::{Isa, Level};
-use kernels::matmul::{Matrix, Output, matmul, matmul_gated};
+use kernels::matmul::{Matrix, Output, Panels, matmul, matmul_gated};
 use kernels::ops::{Gate, add, rms_norm, rope, soft_cap};
 use kernels::quant::Format;
 use kernels::threads::Pool;
@@ -112,7 +112,8 @@ fn unpacked(level: Level, format: Format, panels: &[u8]) -> Vec<f32> {
 fn product(pool: &mut Pool, level: Level, format: Format, panels: &[u8], precision: Precision) -> Vec<f32> {
     let mut rng = Rng::new(4);
     let (x, bias) = (uniform(&mut rng, TOKENS * COLS, 3.0), uniform(&mut rng, ROWS, 1.0));
-    let matrix = Matrix { format, rows: ROWS, cols: COLS, panels, bias: Some(&bias), precision };
+    let matrix =
+        Matrix { format, rows: ROWS, cols: COLS, panels: Panels::Packed(panels), bias: Some(&bias), precision };
     let mut acts = Activations::default();
     let mut all = Vec::new();
     for chunk in [TOKENS, 1] {
@@ -136,7 +137,7 @@ fn gated(pool: &mut Pool, level: Level, format: Format, [gate, up]: [&[u8]; 2], 
         format,
         rows: ROWS,
         cols: COLS,
-        panels,
+        panels: Panels::Packed(panels),
         bias: None,
         precision: Precision::Single,
     });

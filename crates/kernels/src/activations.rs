@@ -196,6 +196,14 @@ impl Forms {
     }
 }
 
+/// Bytes that [`Activations`] take for a token of `cols` columns.
+pub fn token_bytes(cols: usize, forms: Forms, precision: Precision) -> usize {
+    let copies = if precision == Precision::Double { 2 } else { 1 };
+    let quantized = if forms.quantized { copies * words_per_token(cols, false) } else { 0 };
+    let floats = if forms.floats { words_per_token(cols, true) } else { 0 };
+    (quantized + floats) * size_of::<u32>()
+}
+
 struct GroupMax;
 
 impl Op for GroupMax {

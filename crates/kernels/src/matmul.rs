@@ -19,6 +19,30 @@ use std::cell::RefCell;
 use std::marker::PhantomData;
 use std::ops::Range;
 
+/// Where a matrix's panels come from.
+#[derive(Clone, Copy)]
+pub enum Panels<'a> {
+    /// They are in memory, one after the other.
+    Packed(&'a [u8]),
+    /// They are made for each use, one at a time.
+    Made(&'a dyn MakePanels),
+}
+
+/// Makes panels out of something else.
+pub trait MakePanels: Sync {
+    /// Writes `panels` to `out`, which has room for just these.
+    fn make(&self, panels: Range<usize>, out: &mut [u8]);
+}
+
+impl std::fmt::Debug for Panels<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Panels::Packed(bytes) => write!(f, "{} bytes", bytes.len()),
+            Panels::Made(_) => write!(f, "made for each use"),
+        }
+    }
+}
+
 /// A weight matrix in panels.
 #[derive(Debug, Clone, Copy)]
 pub struct Matrix<'a> {
@@ -29,7 +53,7 @@ pub struct Matrix<'a> {
     /// Inputs.
     pub cols: usize,
     /// `rows.div_ceil(16)` panels.
-    pub panels: &'a [u8],
+    pub panels: Panels<'a>,
     /// Added to the outputs.
     pub bias: Option<&'a [f32]>,
     /// How finely quantized activations it is multiplied with; floats are floats.
@@ -43,7 +67,11 @@ impl Matrix<'_> {
     }
 
     fn panel_bytes(&self) -> usize {
-        self.panels.len() / self.rows.div_ceil(PANEL_ROWS)
+        PANEL_ROWS * self.format.row_bytes(self.cols).expect("whole blocks")
+    }
+
+    fn len_bytes(&self) -> usize {
+        self.padded_rows() / PANEL_ROWS * self.panel_bytes()
     }
 }
 
@@ -85,7 +113,7 @@ pub fn matmul(
     for m in matrices {
         check(m, acts);
     }
-    let panel_bytes = matrices.iter().map(|m| m.panels.len()).sum::<usize>() / (row_len / PANEL_ROWS).max(1);
+    let panel_bytes = matrices.iter().map(Matrix::len_bytes).sum::<usize>() / (row_len / PANEL_ROWS).max(1);
     let panels = task_panels(row_len / PANEL_ROWS, panel_bytes, acts.tokens(), pool.threads());
     let shape =
         GridShape { rows: acts.tokens(), row_len, cell_rows: tile_tokens(acts), cell_cols: panels * PANEL_ROWS };
@@ -97,10 +125,12 @@ pub fn matmul(
                 first -= matrices[m].padded_rows();
                 m += 1;
             }
-            let panel = Panel::new(&matrices[m], first / PANEL_ROWS);
-            WORK.with_borrow_mut(|work| {
-                work.product(level, &panel, acts, tokens.clone(), 0);
-                level.run(Emit { values: &work.values[0], bias: panel.bias(), output, at, cell });
+            MADE.with_borrow_mut(|[room, _]| {
+                let panel = Panel::new(&matrices[m], first / PANEL_ROWS, room);
+                WORK.with_borrow_mut(|work| {
+                    work.product(level, &panel, acts, tokens.clone(), 0);
+                    level.run(Emit { values: &work.values[0], bias: panel.bias(), output, at, cell });
+                });
             });
         }
     });
@@ -120,19 +150,23 @@ pub fn matmul_gated(
     check(up_matrix, acts);
     assert_eq!(gate_matrix.rows, up_matrix.rows, "gate and up must have equal rows");
     let row_len = gate_matrix.padded_rows();
-    let panel_bytes = (gate_matrix.panels.len() + up_matrix.panels.len()) / (row_len / PANEL_ROWS).max(1);
+    let panel_bytes = (gate_matrix.len_bytes() + up_matrix.len_bytes()) / (row_len / PANEL_ROWS).max(1);
     let panels = task_panels(row_len / PANEL_ROWS, panel_bytes, acts.tokens(), pool.threads());
     let shape =
         GridShape { rows: acts.tokens(), row_len, cell_rows: tile_tokens(acts), cell_cols: panels * PANEL_ROWS };
     pool.run_grid(out, shape, |row, col, cell| {
         let tokens = row..row + cell.rows();
         for at in (0..cell.row(0).len()).step_by(PANEL_ROWS) {
-            let [gate, up] = [gate_matrix, up_matrix].map(|m| Panel::new(m, (col + at) / PANEL_ROWS));
-            WORK.with_borrow_mut(|work| {
-                work.product(level, &gate, acts, tokens.clone(), 0);
-                work.product(level, &up, acts, tokens.clone(), 1);
-                let [gates, ups, _] = &work.values;
-                level.run(EmitGated { gates, ups, biases: [gate.bias(), up.bias()], function, at, cell });
+            MADE.with_borrow_mut(|[gate_room, up_room]| {
+                let index = (col + at) / PANEL_ROWS;
+                let gate = Panel::new(gate_matrix, index, gate_room);
+                let up = Panel::new(up_matrix, index, up_room);
+                WORK.with_borrow_mut(|work| {
+                    work.product(level, &gate, acts, tokens.clone(), 0);
+                    work.product(level, &up, acts, tokens.clone(), 1);
+                    let [gates, ups, _] = &work.values;
+                    level.run(EmitGated { gates, ups, biases: [gate.bias(), up.bias()], function, at, cell });
+                });
             });
         }
     });
@@ -141,7 +175,9 @@ pub fn matmul_gated(
 fn check(m: &Matrix<'_>, acts: &Activations) {
     assert_eq!(m.cols, acts.cols(), "columns of weights and activations");
     let row_bytes = m.format.row_bytes(m.cols).expect("whole blocks");
-    assert_eq!(m.panels.len(), m.padded_rows() * row_bytes, "bytes of {} rows of {} {:?}", m.rows, m.cols, m.format);
+    if let Panels::Packed(bytes) = m.panels {
+        assert_eq!(bytes.len(), m.padded_rows() * row_bytes, "bytes of {} rows of {} {:?}", m.rows, m.cols, m.format);
+    }
 }
 
 /// One panel of a matrix.
@@ -152,9 +188,18 @@ struct Panel<'a> {
 }
 
 impl<'a> Panel<'a> {
-    fn new(matrix: &'a Matrix<'a>, index: usize) -> Self {
+    /// Panel `index`, made in `room` if it is not there.
+    fn new(matrix: &'a Matrix<'a>, index: usize, room: &'a mut Vec<u8>) -> Self {
         let len = matrix.panel_bytes();
-        Panel { matrix, index, bytes: &matrix.panels[index * len..(index + 1) * len] }
+        let bytes = match matrix.panels {
+            Panels::Packed(bytes) => &bytes[index * len..(index + 1) * len],
+            Panels::Made(by) => {
+                room.resize(len, 0);
+                by.make(index..index + 1, room);
+                room
+            }
+        };
+        Panel { matrix, index, bytes }
     }
 
     /// The biases of its rows; those that fill up the last panel have none.
@@ -193,6 +238,8 @@ struct Work {
 struct Aligned([u8; UNPACK_BYTES]);
 
 thread_local! {
+    /// Panels that are made for each use.
+    static MADE: RefCell<[Vec<u8>; 2]> = const { RefCell::new([Vec::new(), Vec::new()]) };
     // Clearing these for every task would cost as much as a small panel.
     static WORK: RefCell<Work> = const {
         RefCell::new(Work {

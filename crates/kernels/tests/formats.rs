@@ -4,7 +4,7 @@ use fixtures::{dequantize, quantize, rng::Rng};
 use gguf::TensorType;
 use kernels::activations::{Activations, Forms, Norm, Precision};
 use kernels::isa::{Isa, Level};
-use kernels::matmul::{Matrix, Output, matmul, matmul_gated};
+use kernels::matmul::{Matrix, Output, Panels, matmul, matmul_gated};
 use kernels::ops::Gate;
 use kernels::quant::Format;
 use kernels::threads::Pool;
@@ -79,7 +79,7 @@ struct Case {
 fn product(case: &Case, level: Level, threads: usize, chunk: usize, precision: Precision) -> Vec<u32> {
     let mut pool = Pool::new(threads);
     let mut acts = Activations::default();
-    let (format, panels) = (case.format, &case.panels[..]);
+    let (format, panels) = (case.format, Panels::Packed(&case.panels));
     let matrix = Matrix { format, rows: ROWS, cols: COLS, panels, bias: Some(&case.bias), precision };
     let mut all = Vec::new();
     for x in case.x.chunks(chunk * COLS) {
@@ -174,7 +174,7 @@ fn gated_products_and_norms_give_the_same_bits_everywhere() {
                     bias: None,
                     precision: Precision::Single,
                 };
-                let (gate, up) = (matrix(&gate[..]), matrix(&up[..]));
+                let (gate, up) = (matrix(Panels::Packed(&gate)), matrix(Panels::Packed(&up)));
                 let norm = Some(Norm { weight: &weight, epsilon: 1e-5 });
                 let mut all = Vec::new();
                 for x in x.chunks(chunk * COLS) {

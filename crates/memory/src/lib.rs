@@ -1,38 +1,18 @@
-//! Mappings and byte sources: the only system calls of the project, and all that is specific to Linux.
+//! Mappings, regions, byte sources and the pager: the only system calls of the project, and all that is specific to
+//! Linux. Knows bytes and ranges; what they mean is its callers' business.
 
+pub mod backing;
+mod buffer;
+mod error;
+mod hugetlb;
+mod mapping;
+pub mod pager;
+pub mod pressure;
 mod region;
-mod source;
+pub mod source;
+mod sys;
 
-pub use region::Region;
-pub use source::Source;
-
-/// What the system refused.
-#[derive(Debug, thiserror::Error)]
-pub enum Error {
-    /// No address space or memory for a region.
-    #[error("cannot map {len_bytes} bytes of memory: {source}")]
-    Map {
-        /// Bytes asked for.
-        len_bytes: usize,
-        /// What the system said.
-        source: std::io::Error,
-    },
-    /// A file cannot be opened or read.
-    #[error("{path}: {source}")]
-    Io {
-        /// The file.
-        path: String,
-        /// What the system said.
-        source: std::io::Error,
-    },
-    /// A file ended early: it shrank or was replaced while it was read.
-    #[error("{path}: the file ends before byte {end_bytes}; it was {len_bytes} bytes long when it was opened")]
-    Short {
-        /// The file.
-        path: String,
-        /// End of the range that was asked for.
-        end_bytes: u64,
-        /// Length at opening.
-        len_bytes: u64,
-    },
-}
+pub use buffer::Buffer;
+pub use error::Error;
+pub use mapping::Mapping;
+pub use region::{Region, Staged};

@@ -1,5 +1,6 @@
 //! The forward pass.
 
+use crate::Error;
 use crate::config::{Config, Family};
 use crate::rope::RopeTable;
 use crate::weights::{Layer, Weights};
@@ -93,12 +94,13 @@ pub(crate) fn shape(config: &Config, layer: usize, types: (KvType, KvType)) -> S
 
 impl Forward<'_> {
     /// Computes `tokens`, cut into `runs`; `asked` are the rows whose logits are wanted, ascending. Returns their logits,
-    /// `[asked, padded vocab]`.
-    pub(crate) fn run(&mut self, tokens: &[u32], runs: &mut [Run<'_>], asked: &[usize]) -> &[f32] {
+    /// `[asked, padded vocab]`. An error if weights cannot be read; then the caches hold nothing that may be used.
+    pub(crate) fn run(&mut self, tokens: &[u32], runs: &mut [Run<'_>], asked: &[usize]) -> Result<&[f32], Error> {
         let (n, width) = (tokens.len(), self.config.embedding_len);
-        self.embed(tokens);
+        self.embed(tokens)?;
         let mut rows = n;
         for (i, layer) in self.weights.layers.iter().enumerate() {
+            self.weights.ensure(i)?;
             self.attend(i, layer, runs, n);
             if i + 1 == self.config.layers {
                 // Nothing reads the other rows any more.
@@ -110,10 +112,12 @@ impl Forward<'_> {
                 self.feed_forward(layer, rows);
             }
         }
+        self.weights.check()?;
         if rows == 0 {
-            return &[];
+            return Ok(&[]);
         }
-        let output = self.weights.matrix(self.weights.output());
+        self.weights.ensure(self.weights.layers.len())?;
+        let output = self.weights.matrix(&self.weights.output);
         let norm = Norm { weight: &self.weights.output_norm, epsilon: self.config.norm_epsilon };
         let s = &mut *self.scratch;
         s.acts.fill(
@@ -133,21 +137,22 @@ impl Forward<'_> {
             let level = self.level;
             self.pool.run_chunks(logits, 4096, |_, x| ops::soft_cap(level, x, cap));
         }
-        logits
+        self.weights.check()?;
+        Ok(logits)
     }
 
-    fn embed(&mut self, tokens: &[u32]) {
+    fn embed(&mut self, tokens: &[u32]) -> Result<(), Error> {
         let (weights, level, width) = (self.weights, self.level, self.config.embedding_len);
         let scale = self.family.scale_embedding.then(|| (width as f32).sqrt());
-        let table = &weights.embedding;
+        let table = weights.embedding_rows(tokens)?;
         let x = grow(&mut self.scratch.x, tokens.len() * width);
         self.pool.run_chunks(x, width, |i, row| {
-            let (panel, lane) = weights.panel_of_row(table, tokens[i] as usize);
-            table.format.unpack_row(level, panel, lane, row);
+            table.unpack(level, i, tokens[i], row);
             if let Some(scale) = scale {
                 row.iter_mut().for_each(|x| *x *= scale);
             }
         });
+        Ok(())
     }
 
     /// Projects the normalized residual stream to queries, keys and values, and attends.

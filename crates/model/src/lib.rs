@@ -3,22 +3,30 @@
 pub mod chat;
 pub mod config;
 mod error;
+mod footprint;
 mod forward;
 mod limits;
+mod options;
 mod rope;
 mod runner;
 pub mod tokenizer;
 mod weights;
 
 use gguf::Gguf;
-use memory::Source;
+use memory::source::{ByteSource, FileSource, Reader};
 use std::path::Path;
+use std::sync::Arc;
 
 pub use config::Config;
 pub use error::Error;
+pub use footprint::Footprint;
 pub use kernels::attention::KvType;
 pub use kernels::isa::Isa;
 pub use limits::{Limits, Rate};
+pub use memory::backing::{Backing, Choice};
+pub use memory::pager::{Stats, Window};
+pub use memory::source::ReadOptions;
+pub use options::{DenseWeights, LoadOptions};
 pub use runner::{Row, Runner, RunnerOptions, SequenceId};
 pub use tokenizer::Tokenizer;
 
@@ -26,23 +34,35 @@ pub use tokenizer::Tokenizer;
 pub struct Header {
     /// Metadata and tensor table of all files.
     pub gguf: Gguf,
-    sources: Vec<Source>,
+    sources: Vec<Arc<dyn ByteSource>>,
 }
 
 impl Header {
     /// Reads the header of the model at `path` (the first shard of a split file, whose other shards lie beside it).
     pub fn read(path: &Path) -> Result<Header, Error> {
-        let mut parts = Vec::new();
-        let mut sources = Vec::new();
-        let bad = |source| Error::Gguf { path: path.display().to_string(), source };
+        Header::open(path, ReadOptions::default())
+    }
+
+    /// As [`Header::read`], with the weights to be read as `options` say.
+    pub fn open(path: &Path, options: ReadOptions) -> Result<Header, Error> {
         let name = path.file_name().map_or_else(Default::default, |n| n.to_string_lossy());
-        for name in gguf::split::files(&name).map_err(bad)? {
-            let source = Source::open(&path.with_file_name(name))?;
-            let gguf = Gguf::read(&mut source.reader(), source.len_bytes());
-            parts.push(gguf.map_err(|e| Error::Gguf { path: source.path().to_owned(), source: e })?);
-            sources.push(source);
+        let files = gguf::split::files(&name);
+        let files = files.map_err(|source| Error::Gguf { path: path.display().to_string(), source })?;
+        let open = |name| -> Result<Arc<dyn ByteSource>, Error> {
+            Ok(Arc::new(FileSource::open(&path.with_file_name(name), options)?))
+        };
+        Header::from_sources(files.into_iter().map(open).collect::<Result<_, _>>()?)
+    }
+
+    /// Reads the header of a model whose files, in order, are `sources`.
+    pub fn from_sources(sources: Vec<Arc<dyn ByteSource>>) -> Result<Header, Error> {
+        let bad = |path: &str, source| Error::Gguf { path: path.to_owned(), source };
+        let mut parts = Vec::new();
+        for source in &sources {
+            let gguf = Gguf::read(&mut Reader::new(Arc::clone(source)), source.len_bytes());
+            parts.push(gguf.map_err(|e| bad(source.name(), e))?);
         }
-        let gguf = Gguf::merge(parts).map_err(bad)?;
+        let gguf = Gguf::merge(parts).map_err(|e| bad(sources.first().map_or("", |s| s.name()), e))?;
         Ok(Header { gguf, sources })
     }
 
@@ -63,7 +83,7 @@ impl Header {
 
     /// Length of the file or files in bytes.
     pub fn file_bytes(&self) -> u64 {
-        self.sources.iter().map(Source::len_bytes).sum()
+        self.sources.iter().map(|s| s.len_bytes()).sum()
     }
 
     /// The file's own chat template.
@@ -72,7 +92,7 @@ impl Header {
     }
 }
 
-/// A model's weights in memory, its tokenizer and its chat template.
+/// A model's weights, its tokenizer and its chat template.
 pub struct Model {
     /// Numbers from the header.
     pub config: Config,
@@ -80,30 +100,75 @@ pub struct Model {
     pub tokenizer: Tokenizer,
     /// The file's own chat template, if it has one.
     pub chat_template: Option<String>,
-    /// Bytes of weights in memory.
+    /// Bytes of weights in memory when all of them are in.
     pub weights_bytes: u64,
-    /// Bytes read from the file or files.
-    pub read_bytes: u64,
     pub(crate) family: &'static config::Family,
-    pub(crate) weights: weights::Weights,
+    pub(crate) weights: Arc<weights::Weights>,
 }
 
 impl Model {
-    /// Loads the model at `path` (the first shard of a split file); `progress` gets (bytes done, bytes in all).
-    pub fn load(path: &Path, progress: &mut dyn FnMut(u64, u64)) -> Result<Model, Error> {
-        let header = Header::read(path)?;
+    /// Opens the model at `path` (the first shard of a split file). The weights are read while the model is used already:
+    /// a [`Runner`] waits for each layer when it comes to it. [`Model::ensure_all`] waits for all.
+    pub fn open(path: &Path, options: &LoadOptions) -> Result<Model, Error> {
+        Model::from_header(Header::open(path, ReadOptions { direct: options.direct_io })?, options)
+    }
+
+    /// Opens the model that `header` was read of.
+    pub fn from_header(header: Header, options: &LoadOptions) -> Result<Model, Error> {
         let (family, config) = header.family_and_config()?;
+        // First of all, so that the disk has something to do while the tokenizer is made.
+        let weights = weights::share(&header.gguf, &header.sources, family, &config, options)?;
         let tokenizer = Tokenizer::new(&header.gguf.metadata)?;
-        let weights = weights::load(&header.gguf, &header.sources, family, &config, progress)?;
         Ok(Model {
             tokenizer,
             chat_template: header.chat_template().map(str::to_owned),
             weights_bytes: weights.used_bytes,
-            read_bytes: weights.read_bytes,
             family,
             config,
             weights,
         })
+    }
+
+    /// Opens the model at `path` and waits until all weights are in; `progress` gets (bytes in memory, bytes in all).
+    pub fn load(path: &Path, progress: &mut dyn FnMut(u64, u64)) -> Result<Model, Error> {
+        let model = Model::open(path, &LoadOptions::default())?;
+        model.ensure_all(progress)?;
+        Ok(model)
+    }
+
+    /// Waits until all weights are in; `progress` gets (bytes in memory, bytes in all).
+    pub fn ensure_all(&self, progress: &mut dyn FnMut(u64, u64)) -> Result<(), Error> {
+        for stage in 0..self.weights.stages() {
+            self.weights.ensure(stage)?;
+            let stats = self.stats();
+            progress(stats.present_bytes, stats.total_bytes);
+        }
+        Ok(())
+    }
+
+    /// Ends the waits for weights that are under way, in whatever thread, with an error.
+    pub fn interrupt(&self) {
+        self.weights.interrupt();
+    }
+
+    /// What has been read and waited for so far.
+    pub fn stats(&self) -> Stats {
+        self.weights.stats()
+    }
+
+    /// Bytes read from the file or files so far.
+    pub fn read_bytes(&self) -> u64 {
+        self.stats().read_bytes
+    }
+
+    /// What holds the weights, if it is memory of our own.
+    pub fn backing(&self) -> Option<Backing> {
+        self.weights.region().map(memory::Region::backing)
+    }
+
+    /// Bytes of weights that the system has promised to keep in memory.
+    pub fn pinned_bytes(&self) -> u64 {
+        self.weights.region().map_or(0, |region| region.pinned_bytes() as u64)
     }
 
     /// KV cache bytes for one more token of context.

@@ -1,11 +1,10 @@
 //! What bounds a model's speed: what this machine can do, and what the weights ask of it.
 
-use crate::weights::Weight;
 use crate::{Error, Model};
 use kernels::isa::{Isa, Level};
 use kernels::limits::{int8_macs_per_second, read_bytes_per_second};
 use kernels::threads::Pool;
-use memory::Region;
+use memory::Buffer;
 
 /// Bytes that are read to measure the bandwidth: more than any cache keeps.
 const BUFFER_BYTES: usize = 512 << 20;
@@ -35,7 +34,7 @@ impl Limits {
     pub fn measure(threads: usize, isa: Option<Isa>) -> Result<Limits, Error> {
         let best = Level::detect();
         let level = isa.map_or(Ok(best), |isa| Level::new(isa).ok_or(Error::Isa(isa)))?;
-        let mut buffer = Region::new(BUFFER_BYTES)?;
+        let mut buffer = Buffer::new(BUFFER_BYTES)?;
         // Pages that were never written all show the same zeros.
         buffer.fill(1);
         let both = |rate: &dyn Fn(&mut Pool) -> f64| {
@@ -54,28 +53,14 @@ impl Model {
     /// not the output matrix too, of which a token takes one row.
     pub fn step_bytes(&self) -> u64 {
         let weights = &self.weights;
-        let layers = weights.layers.iter().flat_map(|l| [&l.q, &l.k, &l.v, &l.attention_out, &l.gate, &l.up, &l.down]);
-        layers.chain([weights.output()]).map(|w| weights.matrix(w).panels.len() as u64).sum()
+        let layers = weights.layers.iter().flat_map(|l| l.matrices());
+        layers.chain([&weights.output]).map(|w| w.len_bytes() as u64).sum()
     }
 
-    /// Multiply-adds of weights in a prompt of `tokens` tokens, of which only the last one's logits are wanted: in the last
-    /// layer the others stop at their keys and values. Products that run twice for double precision count once.
+    /// As [`crate::Config::prompt_macs`].
     pub fn prompt_macs(&self, tokens: u64) -> u64 {
-        let weights = &self.weights;
-        let last = weights.layers.len().saturating_sub(1);
-        let mut macs = size(weights.output());
-        for (i, l) in weights.layers.iter().enumerate() {
-            macs += tokens * [&l.q, &l.k, &l.v].map(size).iter().sum::<u64>();
-            let wanted = if i == last { 1 } else { tokens };
-            macs += wanted * [&l.attention_out, &l.gate, &l.up, &l.down].map(size).iter().sum::<u64>();
-        }
-        macs
+        self.config.prompt_macs(tokens)
     }
-}
-
-/// Multiply-adds with one row of activations.
-fn size(weight: &Weight) -> u64 {
-    weight.rows as u64 * weight.cols as u64
 }
 
 #[cfg(test)]
@@ -97,8 +82,8 @@ mod tests {
         assert_eq!(tied.step_bytes(), untied.step_bytes());
         // Matrices of the tiny models fill whole cache lines, so that nothing lies between them.
         assert_eq!(tied.step_bytes(), tied.weights_bytes);
-        let table = untied.weights.matrix(&untied.weights.embedding).panels.len() as u64;
-        assert_eq!(untied.step_bytes(), untied.weights_bytes - table);
+        // A table of its own is not held at all.
+        assert_eq!(untied.step_bytes(), untied.weights_bytes);
     }
 
     #[test]

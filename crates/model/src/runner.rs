@@ -157,17 +157,55 @@ impl Runner {
         ((used + self.free_blocks.len()) * self.block_bytes) as u64
     }
 
+    /// Bytes of KV cache that a position takes.
+    pub fn kv_bytes_per_token(&self) -> u64 {
+        (self.block_bytes / KV_BLOCK) as u64
+    }
+
+    /// Bytes of KV cache that will be held once sequence `id` has `len` positions.
+    pub fn kv_bytes_at(&self, id: SequenceId, len: usize) -> u64 {
+        let has = self.sequences[id.0].as_ref().map_or(0, |s| s.kv.blocks.len());
+        let new = len.div_ceil(KV_BLOCK).saturating_sub(has + self.free_blocks.len());
+        self.kv_bytes() + (new * self.block_bytes) as u64
+    }
+
+    /// Takes the memory of all positions of sequence `id` now, which else comes as it grows.
+    pub fn sequence_reserve(&mut self, id: SequenceId) {
+        if let Some(sequence) = &mut self.sequences[id.0] {
+            while sequence.kv.blocks.len() * KV_BLOCK < sequence.context_max {
+                // Written, for pages that are only mapped take none.
+                let fresh = || vec![1; self.block_bytes].into_boxed_slice();
+                sequence.kv.blocks.push(self.free_blocks.pop().unwrap_or_else(fresh));
+            }
+            self.rope.grow(sequence.context_max);
+            self.rope_window.grow(sequence.context_max);
+        }
+    }
+
+    /// Gives back the KV blocks that no sequence holds; their bytes.
+    pub fn kv_trim(&mut self) -> u64 {
+        (std::mem::take(&mut self.free_blocks).len() * self.block_bytes) as u64
+    }
+
     /// Computes `rows` in order (any number; cut into micro-batches inside). Returns the logits of the rows that
-    /// asked for them, in order: `[asked, vocab_len]`. Errors: a token id outside the vocabulary, a full context; then
-    /// nothing has been computed.
+    /// asked for them, in order: `[asked, vocab_len]`. Errors: a token id outside the vocabulary, a full context, weights
+    /// that cannot be read; then all sequences are as long as before.
     pub fn forward(&mut self, rows: &[Row]) -> Result<&[f32], Error> {
         self.admit(rows)?;
         self.logits.clear();
-        let mut rows = rows;
-        while !rows.is_empty() {
-            let (batch, rest) = rows.split_at(self.batch_len(rows));
-            self.step(batch);
-            rows = rest;
+        let before: Vec<(SequenceId, usize)> = rows
+            .chunk_by(|a, b| a.sequence == b.sequence)
+            .map(|r| r[0].sequence)
+            .map(|id| (id, self.sequence_len(id)))
+            .collect();
+        let mut rest = rows;
+        while !rest.is_empty() {
+            let (batch, behind) = rest.split_at(self.batch_len(rest));
+            if let Err(error) = self.step(batch) {
+                before.into_iter().for_each(|(id, len)| self.sequence_truncate(id, len));
+                return Err(error);
+            }
+            rest = behind;
         }
         Ok(&self.logits)
     }
@@ -200,7 +238,7 @@ impl Runner {
         Ok(())
     }
 
-    fn step(&mut self, batch: &[Row]) {
+    fn step(&mut self, batch: &[Row]) -> Result<(), Error> {
         // Consecutive rows of one sequence are a run. A sequence's cache is taken out while its run is under way.
         let mut runs: Vec<(SequenceId, usize, usize, usize, Kv)> = Vec::new();
         for (i, row) in batch.iter().enumerate() {
@@ -241,13 +279,15 @@ impl Runner {
             kv_types: self.kv_types,
             scratch: &mut self.scratch,
         };
-        let logits = forward.run(&tokens, &mut borrowed, &asked);
         let vocab_len = self.model.config.vocab_len;
-        for row in logits.chunks_exact(vocab_len.next_multiple_of(16)) {
-            self.logits.extend_from_slice(&row[..vocab_len]);
-        }
+        let result = forward.run(&tokens, &mut borrowed, &asked).map(|logits| {
+            for row in logits.chunks_exact(vocab_len.next_multiple_of(16)) {
+                self.logits.extend_from_slice(&row[..vocab_len]);
+            }
+        });
         for (id, _, _, _, kv) in runs {
             self.sequences[id.0].as_mut().expect("an open sequence").kv = kv;
         }
+        result
     }
 }

@@ -286,14 +286,26 @@ fn gather<const BYTES: usize>(rows: &[&[u8]; PANEL_ROWS], from: usize, to: &mut 
 
 /// Interleaves `WORDS` words: word `i` at `from` of row `r` becomes word `r` of 64-byte vector `i`.
 fn interleave<const WORDS: usize>(rows: &[&[u8]; PANEL_ROWS], from: usize, to: &mut [u8]) {
-    // Lengths known to the compiler leave nothing to check in the loop.
-    let rows: [&[[u8; 4]; WORDS]; PANEL_ROWS] =
-        rows.map(|row| row[from..].as_chunks().0.first_chunk().expect("a block that is long enough"));
+    // Lengths known to the compiler leave nothing to check in the loops.
     let (vectors, _) = to.as_chunks_mut::<4>().0.as_chunks_mut::<PANEL_ROWS>();
     let vectors: &mut [[[u8; 4]; PANEL_ROWS]; WORDS] = vectors.first_chunk_mut().expect("room for the words");
-    for (i, vector) in vectors.iter_mut().enumerate() {
-        for (to, row) in vector.iter_mut().zip(rows) {
-            *to = row[i];
+    let (quads, _) = rows.as_chunks::<4>();
+    for (r, quad) in quads.iter().enumerate() {
+        let quad: [&[[u8; 4]; WORDS]; 4] =
+            quad.map(|row| row[from..].as_chunks().0.first_chunk().expect("a block that is long enough"));
+        // Four rows by four words at a time, in registers.
+        for i in (0..WORDS / 4 * 4).step_by(4) {
+            let words = quad.map(|row| u128::from_le_bytes(std::array::from_fn(|b| row[i + b / 4][b % 4])));
+            for j in 0..4 {
+                let word = |k: usize| u128::from((words[k] >> (32 * j)) as u32) << (32 * k);
+                let column = word(0) | word(1) | word(2) | word(3);
+                vectors[i + j][4 * r..4 * r + 4].as_flattened_mut().copy_from_slice(&column.to_le_bytes());
+            }
+        }
+        for i in WORDS / 4 * 4..WORDS {
+            for (to, row) in vectors[i][4 * r..].iter_mut().zip(quad) {
+                *to = row[i];
+            }
         }
     }
 }

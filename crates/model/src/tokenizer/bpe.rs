@@ -111,6 +111,7 @@ impl Bpe {
 
 fn parse_merges(vocab: &Vocab, lines: &[String]) -> Result<Merges, Error> {
     let mut merges = Merges::with_capacity(lines.len());
+    let mut next: Option<u32> = None;
     for (index, line) in lines.iter().enumerate() {
         let bad = |text: &str| Error::MergeToken { index, merge: line.clone(), text: text.to_owned() };
         let id = |text: &str| vocab.id(text).ok_or_else(|| bad(text));
@@ -122,7 +123,14 @@ fn parse_merges(vocab: &Vocab, lines: &[String]) -> Result<Merges, Error> {
         };
         let rank = u32::try_from(index).map_err(|_| Error::TooMany { key: super::MERGES, found: lines.len() })?;
         let pair = (id(left)?, id(right)?);
-        let merged = id(&[left, right].concat())?;
+        // Mostly the results are tokens one after the other, and looking at the next one saves a search.
+        let is_joined =
+            |text: &str| text.len() == left.len() + right.len() && text.starts_with(left) && text.ends_with(right);
+        let merged = match next.filter(|&id| vocab.has_unique_texts() && is_joined(vocab.text(id))) {
+            Some(merged) => merged,
+            None => id(&[left, right].concat())?,
+        };
+        next = Some(merged + 1).filter(|&id| (id as usize) < vocab.len());
         merges.entry(pair).or_insert((rank, merged));
     }
     Ok(merges)

@@ -118,6 +118,11 @@ impl Vocab {
         self.texts.len()
     }
 
+    /// Whether no two tokens have the same text.
+    pub(super) fn has_unique_texts(&self) -> bool {
+        self.ids.len() == self.texts.len()
+    }
+
     /// The token whose text is `text`.
     pub(super) fn id(&self, text: &str) -> Option<u32> {
         self.ids.get(text).copied()

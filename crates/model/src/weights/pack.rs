@@ -1,0 +1,128 @@
+//! Panels out of the file's rows.
+
+use kernels::PANEL_ROWS;
+use kernels::quant::Format;
+use memory::pager::Transcode;
+use std::ops::Range;
+
+/// A matrix in the file and in panels.
+#[derive(Debug, Clone)]
+pub(super) struct Packing {
+    pub(super) format: Format,
+    pub(super) rows: usize,
+    pub(super) row_bytes: usize,
+    /// Of the first row, in its file.
+    pub(super) offset_bytes: u64,
+    /// (head length, rotated values) where the rotated rows of each head are reordered from neighbours to halves.
+    pub(super) rope_heads: Option<(usize, usize)>,
+}
+
+impl Packing {
+    fn panel_bytes(&self) -> usize {
+        PANEL_ROWS * self.row_bytes
+    }
+
+    /// Bytes of all panels: as in the file, but for rows that fill up the last one.
+    pub(super) fn len_bytes(&self) -> usize {
+        self.rows.div_ceil(PANEL_ROWS) * self.panel_bytes()
+    }
+
+    fn panels_of(&self, part: &Range<usize>) -> Range<usize> {
+        part.start / self.panel_bytes()..part.end.div_ceil(self.panel_bytes())
+    }
+
+    /// The file's rows that some panels are made of: the same ones, and whole heads where rows are reordered.
+    fn source_rows(&self, panels: &Range<usize>) -> Range<usize> {
+        let unit = self.rope_heads.map_or(1, |(head_len, _)| head_len);
+        let (first, end) = (panels.start * PANEL_ROWS, panels.end * PANEL_ROWS);
+        first / unit * unit..end.next_multiple_of(unit).min(self.rows)
+    }
+
+    /// Packs panel `panel`. `source` are the file's rows from `first` on.
+    fn pack(&self, panel: usize, source: &[u8], first: usize, out: &mut [u8]) {
+        let rows = panel * PANEL_ROWS..((panel + 1) * PANEL_ROWS).min(self.rows);
+        let row = |row: usize| {
+            let from = self.rope_heads.map_or(row, |heads| source_row(row, heads)) - first;
+            &source[from * self.row_bytes..(from + 1) * self.row_bytes]
+        };
+        let slices: [&[u8]; PANEL_ROWS] =
+            std::array::from_fn(|i| if i < rows.len() { row(rows.start + i) } else { &[] });
+        self.format.pack_panel(&slices[..rows.len()], out);
+    }
+}
+
+impl Transcode for Packing {
+    fn source_range(&self, part: Range<usize>) -> Range<u64> {
+        let rows = self.source_rows(&self.panels_of(&part));
+        let at = |row: usize| self.offset_bytes + (row * self.row_bytes) as u64;
+        at(rows.start)..at(rows.end)
+    }
+
+    fn write(&self, part: Range<usize>, source: &[u8], out: &mut [u8]) {
+        let panels = self.panels_of(&part);
+        let first = self.source_rows(&panels).start;
+        let mut whole = Vec::new();
+        for panel in panels {
+            let place = panel * self.panel_bytes()..(panel + 1) * self.panel_bytes();
+            let inside = place.start.max(part.start)..place.end.min(part.end);
+            let to = &mut out[inside.start - part.start..inside.end - part.start];
+            if inside == place {
+                self.pack(panel, source, first, to);
+                continue;
+            }
+            // A panel that lies in two units is packed for each of them.
+            whole.clear();
+            whole.resize(self.panel_bytes(), 0);
+            self.pack(panel, source, first, &mut whole);
+            to.copy_from_slice(&whole[inside.start - place.start..inside.end - place.start]);
+        }
+    }
+}
+
+/// The file's row of packed row `row`: in each head, packed rows i and i + n/2 are the file's 2i and 2i + 1.
+pub(super) fn source_row(row: usize, (head_len, rope_len): (usize, usize)) -> usize {
+    let (head, i) = (row / head_len * head_len, row % head_len);
+    let half = rope_len / 2;
+    head + match i {
+        _ if i < half => 2 * i,
+        _ if i < rope_len => 2 * (i - half) + 1,
+        _ => i,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn reordered_rows_are_a_permutation_that_brings_neighbours_half_a_head_apart() {
+        let heads = (8, 6);
+        let rows: Vec<usize> = (0..16).map(|r| source_row(r, heads)).collect();
+        assert_eq!(rows, [0, 2, 4, 1, 3, 5, 6, 7, 8, 10, 12, 9, 11, 13, 14, 15]);
+    }
+
+    #[test]
+    fn any_cut_of_the_panels_gives_the_same_bytes() {
+        let (rows, cols) = (88, 64);
+        for (format, rope_heads) in
+            [(Format::Q8_0, None), (Format::F16, None), (Format::Q4_0, Some((8, 6))), (Format::Q8_0, Some((44, 44)))]
+        {
+            let row_bytes = format.row_bytes(cols).expect("whole blocks");
+            let file: Vec<u8> = (0..7 + rows * row_bytes).map(|i| (i * 37 % 251) as u8).collect();
+            let packing = Packing { format, rows, row_bytes, offset_bytes: 7, rope_heads };
+            let part_of = |part: Range<usize>| {
+                let source = packing.source_range(part.clone());
+                let mut out = vec![0; part.len()];
+                packing.write(part, &file[source.start as usize..source.end as usize], &mut out);
+                out
+            };
+            let whole = part_of(0..packing.len_bytes());
+            assert!(whole.iter().any(|&b| b != 0));
+            for cut in [1, 333, packing.panel_bytes(), 3 * packing.panel_bytes() - 1] {
+                let cuts = (0..packing.len_bytes()).step_by(cut);
+                let parts: Vec<u8> = cuts.flat_map(|at| part_of(at..(at + cut).min(packing.len_bytes()))).collect();
+                assert!(parts == whole, "{format:?} cut every {cut} bytes");
+            }
+        }
+    }
+}
