@@ -88,7 +88,7 @@ impl HugeFile {
         }
     }
 
-    /// Whether a writable mapping can be made; for tests.
+    /// Whether the kernel refuses to write.
     #[cfg(test)]
     pub(crate) fn is_sealed(&self) -> bool {
         rustix::fs::fcntl_get_seals(&self.file).is_ok_and(|seals| seals.contains(SealFlags::WRITE))

@@ -272,3 +272,56 @@ pub(crate) fn lockable(len_bytes: usize) -> bool {
         locked
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const UNIT: usize = 2 << 20;
+
+    /// Rights of the mapping at `address`, as /proc/self/maps has them.
+    fn rights(address: usize) -> String {
+        let maps = std::fs::read_to_string("/proc/self/maps").expect("our own mappings");
+        let holds = |line: &&str| {
+            let (start, end) = line.split_once(' ').and_then(|(range, _)| range.split_once('-')).expect("a range");
+            let number = |hex| usize::from_str_radix(hex, 16).expect("an address");
+            (number(start)..number(end)).contains(&address)
+        };
+        maps.lines().find(holds).and_then(|line| line.split(' ').nth(1)).expect("a mapping").to_owned()
+    }
+
+    #[test]
+    fn units_have_no_rights_until_they_are_published_and_none_to_write_afterwards() {
+        let mut sealed = 0;
+        for found in backing::probe(2 * UNIT).into_iter().filter(|found| found.available) {
+            let region = Region::reserve(2 * UNIT, UNIT, Choice::Only(found.backing)).expect("a few MiB");
+            assert!(!region.seal().expect("nothing to seal yet"));
+            for unit in 0..2 {
+                assert!(rights(region.address() + region.unit(unit).start).starts_with("---"), "{found:?}");
+                let mut staged = region.stage(unit).expect("memory").expect("the first time");
+                assert!(region.stage(unit).expect("no matter").is_none(), "a unit is handed out once");
+                staged.fill(7 + unit as u8);
+                staged.publish().expect("a place");
+                assert!(rights(region.address() + region.unit(unit).start).starts_with("r--"), "{found:?}");
+            }
+            assert_eq!(region.bytes(UNIT - 1..UNIT + 1), [7, 8]);
+            assert!(region.seal().expect("everything is in"));
+            if let Some(file) = &region.huge_file {
+                assert!(file.is_sealed());
+                sealed += 1;
+            }
+        }
+        if sealed == 0 {
+            eprintln!("skipped: {}", backing::probe(2 * UNIT)[0].reason);
+        }
+    }
+
+    #[test]
+    fn a_closed_region_takes_nothing_more() {
+        let region = Region::reserve(2 * UNIT, UNIT, Choice::Only(Backing::Unpinned)).expect("a few MiB");
+        let staged = region.stage(0).expect("memory").expect("the first time");
+        region.close();
+        staged.publish().expect("no error: no one waits for it");
+        assert!(!region.is_present(0) && rights(region.address()).starts_with("---"));
+    }
+}

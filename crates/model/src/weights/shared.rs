@@ -5,12 +5,12 @@ use crate::config::{Config, Family};
 use crate::{Error, LoadOptions};
 use gguf::Gguf;
 use memory::source::{ByteSource, Identity};
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 /// What makes two opens the same: the content of all files, and how it is held.
 type Key = (Vec<Identity>, LoadOptions);
 
-static OPEN: Mutex<Vec<(Key, Weak<Weights>)>> = Mutex::new(Vec::new());
+static OPEN: Mutex<Open> = Mutex::new(Vec::new());
 
 /// The weights of `sources`: those that someone else holds, unless their reading failed, or new ones.
 pub(crate) fn share(
@@ -24,14 +24,28 @@ pub(crate) fn share(
     let new = || bind(gguf, sources, family, config, options).map(Arc::new);
     let Some(identities) = identities else { return new() };
     let key = (identities, *options);
-    // Held while names are bound, so that two threads do not bind the same file.
-    let mut open = OPEN.lock().unwrap_or_else(PoisonError::into_inner);
-    open.retain(|(_, weights)| weights.strong_count() > 0);
-    let same = open.iter().filter(|(k, _)| *k == key).filter_map(|(_, weights)| weights.upgrade());
-    if let Some(weights) = { same }.find(|weights| weights.check().is_ok()) {
+    if let Some(weights) = find(&lock(), &key) {
         return Ok(weights);
     }
+    // Not under the lock: a file that stalls must not hold up those who open another. Whoever binds the same file meanwhile
+    // and comes second takes what is there, and drops its own before much of it is read.
     let weights = new()?;
+    let mut open = lock();
+    if let Some(first) = find(&open, &key) {
+        return Ok(first);
+    }
+    open.retain(|(_, weights)| weights.strong_count() > 0);
     open.push((key, Arc::downgrade(&weights)));
     Ok(weights)
+}
+
+type Open = Vec<(Key, Weak<Weights>)>;
+
+fn lock() -> MutexGuard<'static, Open> {
+    OPEN.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn find(open: &Open, key: &Key) -> Option<Arc<Weights>> {
+    let mut same = open.iter().filter(|(k, _)| k == key).filter_map(|(_, weights)| weights.upgrade());
+    same.find(|weights| weights.check().is_ok())
 }
