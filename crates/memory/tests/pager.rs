@@ -130,7 +130,8 @@ fn touching_what_is_missing_is_served_and_counted() {
 
 #[test]
 fn an_error_is_told_to_those_who_need_the_range_and_to_no_one_else() {
-    let faults: [(Fault, fn(&Error) -> bool); 4] = [
+    type Is = fn(&Error) -> bool;
+    let faults: [(Fault, Is); 4] = [
         (Fault::Io(EIO), |e| matches!(e, Error::Io { source, .. } if source.raw_os_error() == Some(EIO))),
         (Fault::Short, |e| matches!(e, Error::Short { .. })),
         (Fault::Changed, |e| matches!(e, Error::Changed { .. })),
