@@ -1,4 +1,4 @@
-//! Activations, made ready for the matrix products: quantized to 8 bits with a scale per 32 columns, or as floats.
+//! Activations, made ready for the matrix products: quantized to 8 bits with a scale per 16 columns, or as floats.
 //!
 //! Each token is quantized by itself, so batch neighbours cannot matter. Tokens are interleaved in groups of G (1, 2, 4,
 //! 8 or 16: as many as an instruction set has accumulators for). For each 32 columns a group holds `BLOCK_WORDS` rows
@@ -15,14 +15,13 @@ use crate::threads::Pool;
 
 /// Rows of words for 32 columns.
 pub(crate) const BLOCK_WORDS: usize = 13;
-/// Scale, a float.
-pub(crate) const SCALE: usize = 8;
-/// Sum of the quantized columns times the scale, a float.
-pub(crate) const SUM: usize = 9;
-/// Sums of the quantized columns, negated, as integers: of all, of the first 16 and of the last 16.
-pub(crate) const NEG_SUM: usize = 10;
-pub(crate) const NEG_SUM_LOW: usize = 11;
-pub(crate) const NEG_SUM_HIGH: usize = 12;
+/// Scales of the first and the last 16 columns, as floats.
+pub(crate) const SCALE_LOW: usize = 8;
+pub(crate) const SCALE_HIGH: usize = 9;
+/// Sum of the quantized columns times their scales, a float.
+pub(crate) const SUM: usize = 10;
+/// Sums of the first and the last 16 quantized columns, negated, as integers.
+pub(crate) const NEG_SUM: [usize; 2] = [11, 12];
 
 /// A normalization applied on the way in.
 #[derive(Debug, Clone, Copy)]
@@ -316,60 +315,65 @@ pub(crate) fn quantize_block<S: Simd>(
     rest: Option<&mut [u32]>,
 ) {
     let zero = s.f_splat(0.0);
-    // As many vectors as 32 columns take; the rest of the array is not used.
-    let mut values = [zero; 32 / LANES_MIN];
-    let values = &mut values[..32 / S::LANES];
-    let mut largest = zero;
-    for (h, value) in values.iter_mut().enumerate() {
-        let at = h * S::LANES;
-        let mut v = s.f_load(&x[at..]);
-        if let Some((weight, scale)) = norm {
-            v = s.f_mul(s.f_mul(v, s.f_splat(scale)), s.f_load(&weight[at..]));
+    // As many vectors as 16 columns take; the rest of the arrays is not used.
+    let mut values = [[zero; 16 / LANES_MIN]; 2];
+    let mut scales = [(0.0, 0.0); 2];
+    for half in 0..2 {
+        let mut largest = zero;
+        for h in 0..16 / S::LANES {
+            let at = 16 * half + h * S::LANES;
+            let mut v = s.f_load(&x[at..]);
+            if let Some((weight, scale)) = norm {
+                v = s.f_mul(s.f_mul(v, s.f_splat(scale)), s.f_load(&weight[at..]));
+            }
+            values[half][h] = v;
+            largest = s.f_max(s.f_abs(v), largest);
         }
-        *value = v;
-        largest = s.f_max(s.f_abs(v), largest);
+        let largest = s.f_reduce_max(largest);
+        scales[half] = (largest / 127.0, if largest > 0.0 { 127.0 / largest } else { 0.0 });
     }
-    let largest = s.f_reduce_max(largest);
-    let (scale, inverse) = (largest / 127.0, if largest > 0.0 { 127.0 / largest } else { 0.0 });
-    round_block(s, values, scale, inverse, width, row, out);
+    round_block(s, &mut values, scales, width, row, out);
     if let Some(rest) = rest {
         // The rest is at most half a step: 127 of its own.
-        round_block(s, values, scale / 254.0, inverse * 254.0, width, row, rest);
+        for (scale, inverse) in &mut scales {
+            (*scale, *inverse) = (*scale / 254.0, *inverse * 254.0);
+        }
+        round_block(s, &mut values, scales, width, row, rest);
     }
 }
 
 /// Lanes of the narrowest vectors.
 const LANES_MIN: usize = 4;
 
-/// Writes `values` in steps of `scale`, and keeps what is left over of them.
+/// Writes `values` in steps of their (scale, 1 / scale), and keeps what is left over of them.
 #[inline(always)]
 fn round_block<S: Simd>(
     s: S,
-    values: &mut [S::F],
-    scale: f32,
-    inverse: f32,
+    values: &mut [[S::F; 16 / LANES_MIN]; 2],
+    scales: [(f32, f32); 2],
     width: usize,
     row: usize,
     out: &mut [u32],
 ) {
     let mut bytes = [0i8; 32];
-    let mut sums = [s.f_splat(0.0); 2];
-    for (h, value) in values.iter_mut().enumerate() {
-        let q = s.f_round(s.f_mul(*value, s.f_splat(inverse)));
-        s.f_store_i8(q, &mut bytes[h * S::LANES..]);
-        *value = s.f_fma(q, s.f_splat(-scale), *value);
-        let half = h * S::LANES / 16;
-        sums[half] = s.f_add(sums[half], q);
+    let mut sums = [0.0; 2];
+    for half in 0..2 {
+        let (scale, inverse) = scales[half];
+        let mut sum = s.f_splat(0.0);
+        for h in 0..16 / S::LANES {
+            let q = s.f_round(s.f_mul(values[half][h], s.f_splat(inverse)));
+            s.f_store_i8(q, &mut bytes[16 * half + h * S::LANES..]);
+            values[half][h] = s.f_fma(q, s.f_splat(-scale), values[half][h]);
+            sum = s.f_add(sum, q);
+        }
+        // Whole numbers: exact in any order.
+        sums[half] = s.f_reduce_add(sum);
+        out[[SCALE_LOW, SCALE_HIGH][half] * width + row] = scale.to_bits();
+        out[NEG_SUM[half] * width + row] = -(sums[half] as i32) as u32;
     }
-    // Whole numbers: exact in any order.
-    let [low, high] = sums.map(|sum| s.f_reduce_add(sum));
     let (words, _) = bytes.as_chunks::<4>();
     for (i, word) in words.iter().enumerate() {
         out[i * width + row] = u32::from_le_bytes(word.map(|b| b as u8));
     }
-    out[SCALE * width + row] = scale.to_bits();
-    out[SUM * width + row] = (scale * (low + high)).to_bits();
-    out[NEG_SUM * width + row] = -((low + high) as i32) as u32;
-    out[NEG_SUM_LOW * width + row] = -(low as i32) as u32;
-    out[NEG_SUM_HIGH * width + row] = -(high as i32) as u32;
+    out[SUM * width + row] = (scales[0].0 * sums[0] + scales[1].0 * sums[1]).to_bits();
 }

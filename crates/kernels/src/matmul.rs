@@ -1,15 +1,14 @@
 //! Matrix products of packed weights with a batch of activations.
 //!
 //! Every output is one lane's chain over the blocks of its row, from the first to the last. For each 32 columns, with
-//! their dot product i, the activations' scale x and a weight scale w: `acc = fma(i · w, x, acc)`, and where the format
-//! has minima `acc = fma(min, x Σ, acc)`. With weight scales for each 16 columns, and their dot products i₀ and i₁:
-//! `acc = fma(fma(i₁, w₁, i₀ · w₀), x, acc)`, where minima are added inside, `fma(min₀, Σ₀, …)` and `fma(min₁, Σ₁, …)`.
-//! Float weights: `acc = fma(weight, x, acc)` per column. Products in double precision are the sum of two chains.
+//! the dot products i₀ and i₁ of the first and the last 16, activation scales x₀ and x₁ and a weight scale w:
+//! `acc = fma(fma(i₁, x₁, i₀ · x₀), w, acc)`, and where the format has minima `acc = fma(min, x₀ Σ₀ + x₁ Σ₁, acc)`. With
+//! weight scales for each 16 columns: `acc = fma(i₀ · w₀, x₀, acc)`, `acc = fma(i₁ · w₁, x₁, acc)`, and minima likewise,
+//! one by one. Float weights: `acc = fma(weight, x, acc)` per column. Products in double precision are the sum of two
+//! chains.
 
 use crate::PANEL_ROWS;
-use crate::activations::{
-    Activations, BLOCK_WORDS, Form, NEG_SUM, NEG_SUM_HIGH, NEG_SUM_LOW, Precision, SCALE, SUM, group_at,
-};
+use crate::activations::{Activations, BLOCK_WORDS, Form, NEG_SUM, Precision, SCALE_HIGH, SCALE_LOW, SUM, group_at};
 use crate::isa::Level;
 use crate::ops::{Gate, gate};
 use crate::quant::{FloatRow, Format, Quant, Sub, UnpackPanel, with_quant};
@@ -571,16 +570,14 @@ fn accumulate_some<Q: Quant, S: Simd, const G: usize, const T: usize>(
     acc: &mut [S::F; G],
     first: usize,
 ) {
-    let dots = |neg_sum: usize, range: Range<usize>| {
-        let start = std::array::from_fn(|j| start::<Q, S, G>(s, x, neg_sum, first + j));
-        s.dots::<G, T>(start, &sub.w, range, x, first, Q::BITS)
-    };
-    if Q::HALVES {
-        scale_dots::<Q, S, G, T>(s, sub, dots(NEG_SUM_LOW, 0..4), dots(NEG_SUM_HIGH, 4..8), x, acc, first);
-    } else {
-        let all = dots(NEG_SUM, 0..8);
-        scale_dots::<Q, S, G, T>(s, sub, all, all, x, acc, first);
+    let mut dots = [[s.v_splat(0); T]; 2];
+    for half in 0..2 {
+        for j in 0..T {
+            dots[half][j] = start::<Q, S, G>(s, x, NEG_SUM[half], first + j);
+        }
+        dots[half] = s.dots::<G, T>(dots[half], &sub.w, 4 * half..4 * half + 4, x, first, Q::BITS);
     }
+    scale_dots::<Q, S, G, T>(s, sub, dots, x, acc, first);
 }
 
 /// Adds the products of a span of sub-blocks, whose vectors are read once and in order: the order is what the processor's
@@ -596,7 +593,7 @@ fn accumulate_span<Q: Quant, S: Simd, const G: usize>(
     acc: &mut [S::F; G],
 ) {
     let zero = s.v_splat(0);
-    let mut dots = [[[zero; G]; 4]; 2];
+    let mut dots = [[[zero; G]; 2]; 4];
     for half in 0..2 {
         let range = 4 * half..4 * half + 4;
         let mut w = [[zero; 8]; 4];
@@ -608,54 +605,44 @@ fn accumulate_span<Q: Quant, S: Simd, const G: usize>(
         }
         for k in 0..Q::SPAN {
             let x = &x[BLOCK_WORDS * k..][..BLOCK_WORDS];
-            let mut so_far = dots[0][k];
-            if Q::HALVES || half == 0 {
-                let row = if !Q::HALVES {
-                    NEG_SUM
-                } else if half == 0 {
-                    NEG_SUM_LOW
-                } else {
-                    NEG_SUM_HIGH
-                };
-                for (t, so_far) in so_far.iter_mut().enumerate() {
-                    *so_far = start::<Q, S, G>(s, x, row, t);
-                }
+            for t in 0..G {
+                dots[k][half][t] = start::<Q, S, G>(s, x, NEG_SUM[half], t);
             }
-            dots[if Q::HALVES { half } else { 0 }][k] = s.dots::<G, G>(so_far, &w[k], range.clone(), x, 0, Q::BITS);
+            dots[k][half] = s.dots::<G, G>(dots[k][half], &w[k], range.clone(), x, 0, Q::BITS);
         }
     }
     for k in 0..Q::SPAN {
         let sub = Q::sub(s, block, h, head, Q::SPAN * g + k);
-        let x = &x[BLOCK_WORDS * k..][..BLOCK_WORDS];
-        scale_dots::<Q, S, G, G>(s, &sub, dots[0][k], dots[1][k], x, acc, 0);
+        scale_dots::<Q, S, G, G>(s, &sub, dots[k], &x[BLOCK_WORDS * k..][..BLOCK_WORDS], acc, 0);
     }
 }
 
-/// Adds dot products times their scales: of the first and the last 16 columns where `HALVES`, else `low` is of all.
+/// Adds the dot products of the first and the last 16 columns times their scales, for `T` tokens from `first` on.
 #[inline(always)]
 fn scale_dots<Q: Quant, S: Simd, const G: usize, const T: usize>(
     s: S,
     sub: &Sub<S>,
-    low: [S::V; T],
-    high: [S::V; T],
+    dots: [[S::V; T]; 2],
     x: &[[u32; G]],
     acc: &mut [S::F; G],
     first: usize,
 ) {
     for j in 0..T {
         let t = first + j;
-        let scale = float::<S, G>(s, x, SCALE, t);
-        let low = s.f_mul(s.v_to_f(low[j]), sub.scale);
+        let [low, high] = [s.v_to_f(dots[0][j]), s.v_to_f(dots[1][j])];
+        let scales = [float::<S, G>(s, x, SCALE_LOW, t), float::<S, G>(s, x, SCALE_HIGH, t)];
         if Q::HALVES {
-            let mut sum = s.f_fma(s.v_to_f(high[j]), sub.scale_high, low);
+            acc[t] = s.f_fma(s.f_mul(low, sub.scale), scales[0], acc[t]);
+            acc[t] = s.f_fma(s.f_mul(high, sub.scale_high), scales[1], acc[t]);
             if Q::MIN {
-                let neg_sum = |row: usize| s.v_to_f(s.v_splat(x[row][t] as i32));
-                sum = s.f_fma(s.f_sub(s.f_splat(0.0), sub.min), neg_sum(NEG_SUM_LOW), sum);
-                sum = s.f_fma(s.f_sub(s.f_splat(0.0), sub.min_high), neg_sum(NEG_SUM_HIGH), sum);
+                for (half, min) in [sub.min, sub.min_high].into_iter().enumerate() {
+                    let neg_sum = s.v_to_f(s.v_splat(x[NEG_SUM[half]][t] as i32));
+                    let sum = s.f_mul(s.f_sub(s.f_splat(0.0), neg_sum), scales[half]);
+                    acc[t] = s.f_fma(min, sum, acc[t]);
+                }
             }
-            acc[t] = s.f_fma(sum, scale, acc[t]);
         } else {
-            acc[t] = s.f_fma(low, scale, acc[t]);
+            acc[t] = s.f_fma(s.f_fma(high, scales[1], s.f_mul(low, scales[0])), sub.scale, acc[t]);
             if Q::MIN {
                 acc[t] = s.f_fma(sub.min, float::<S, G>(s, x, SUM, t), acc[t]);
             }
