@@ -147,8 +147,7 @@ impl Engine {
     /// Takes the memory for all positions of `session` now, which else comes as it grows.
     pub fn reserve(&mut self, session: &Session) -> Result<(), Error> {
         self.charge_kv(self.runner.kv_bytes_at(session.sequence, session.context_max))?;
-        self.runner.sequence_reserve(session.sequence);
-        Ok(())
+        Ok(self.runner.sequence_reserve(session.sequence)?)
     }
 
     /// Gives back the KV blocks that no session holds.

@@ -98,7 +98,8 @@ fn attentions(c: &mut Criterion) {
             let (key, value) = (rng.normals(kv_len, 1.0), rng.normals(kv_len, 1.0));
             write_kv(level, &shape, &mut blocks[position / KV_BLOCK], position % KV_BLOCK, &key, &value);
         }
-        let kv = KvBlocks { blocks: &blocks, offset_bytes: 0 };
+        let views: Vec<&[u8]> = blocks.iter().map(|block| &**block).collect();
+        let kv = KvBlocks { blocks: &views };
         let mut scratch = Scratch::default();
         for (name, position, tokens) in [("decode4096", positions - 1, 1), ("prefill512", 0, 512)] {
             let q = rng.normals(tokens * row_len, 1.0);

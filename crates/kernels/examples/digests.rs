@@ -165,7 +165,8 @@ fn attended(pool: &mut Pool, level: Level, shape: &Shape) -> Vec<f32> {
         let (k, v) = (&k[t * kv_row..][..kv_row], &v[t * kv_row..][..kv_row]);
         write_kv(level, shape, &mut blocks[t / KV_BLOCK], t % KV_BLOCK, k, v);
     }
-    let kv = KvBlocks { blocks: &blocks, offset_bytes: 0 };
+    let views: Vec<&[u8]> = blocks.iter().map(|block| &**block).collect();
+    let kv = KvBlocks { blocks: &views };
     let mut out = vec![0.0; tokens * row];
     let mut scratch = Scratch::default();
     for (first, n) in [(0, tokens - 1), (tokens - 1, 1)] {

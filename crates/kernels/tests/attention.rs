@@ -66,7 +66,8 @@ fn run(case: &Case, level: Level, threads: usize, chunk: usize) -> Vec<f32> {
             let (k, v) = (&case.k[t * kv_row..][..kv_row], &case.v[t * kv_row..][..kv_row]);
             write_kv(level, shape, &mut blocks[t / KV_BLOCK][layer..], t % KV_BLOCK, k, v);
         }
-        let kv = KvBlocks { blocks: &blocks, offset_bytes: layer };
+        let views: Vec<&[u8]> = blocks.iter().map(|block| &block[layer..]).collect();
+        let kv = KvBlocks { blocks: &views };
         let run = Run { kv, first, tokens: n, position: first };
         attention(&mut pool, level, shape, &[run], &case.q, row, &mut out, &mut scratch);
     }
@@ -164,10 +165,12 @@ fn runs_of_many_sequences_in_one_call_have_the_bits_of_each_alone() {
         let row = shape.heads * shape.head_len;
         let level = Level::detect();
         let caches: Vec<Vec<Box<[u8]>>> = cases.iter().map(|case| cache(case, level)).collect();
+        let views: Vec<Vec<&[u8]>> =
+            caches.iter().map(|blocks| blocks.iter().map(|block| &**block).collect()).collect();
         let (mut q, mut runs, mut want) = (Vec::new(), Vec::new(), Vec::new());
-        for ((case, blocks), &(len, tokens)) in cases.iter().zip(&caches).zip(&lengths) {
+        for ((case, blocks), &(len, tokens)) in cases.iter().zip(&views).zip(&lengths) {
             let (first, position) = (q.len() / row, len - tokens);
-            runs.push(Run { kv: KvBlocks { blocks, offset_bytes: 0 }, first, tokens, position });
+            runs.push(Run { kv: KvBlocks { blocks }, first, tokens, position });
             q.extend_from_slice(&case.q[position * row..]);
             want.extend_from_slice(&run(case, level, 1, len)[position * row..]);
         }

@@ -10,7 +10,7 @@ use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous, munmap};
 use std::ffi::c_void;
 
 /// What a huge page has on the machines that have one of this kind (x86-64, and AArch64 with pages of 4 KiB).
-pub(crate) const HUGE_PAGE_BYTES: usize = 2 << 20;
+pub const HUGE_PAGE_BYTES: usize = 2 << 20;
 
 /// A range of zeroed memory, left out of core dumps. Pages are taken when they are first written.
 #[derive(Debug)]

@@ -12,7 +12,7 @@ mod region;
 pub mod source;
 mod sys;
 
-pub use buffer::Buffer;
+pub use buffer::{Buffer, HUGE_PAGE_BYTES};
 pub use error::Error;
 pub use mapping::Mapping;
 pub use region::{Region, Staged};

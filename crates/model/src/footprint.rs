@@ -150,7 +150,7 @@ mod tests {
             assert_eq!(header.step_bytes(), model.step_bytes());
             assert_eq!(footprint.row_table_bytes > 0, !tied);
             let mut runner = Runner::new(model, &options).expect("a runner");
-            let sequence = runner.sequence_open(64);
+            let sequence = runner.sequence_open(17);
             let row = Row { sequence, token: 1, logits: true };
             runner.forward(&[row; 17]).expect("17 tokens");
             assert_eq!(runner.kv_bytes(), 2 * footprint.kv_block_bytes);

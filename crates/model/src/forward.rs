@@ -2,6 +2,7 @@
 
 use crate::Error;
 use crate::config::{Config, Family};
+use crate::kv_store::{BlockId, KvStore};
 use crate::rope::RopeTable;
 use crate::weights::{Layer, Weights};
 use kernels::activations::{Activations, Forms, Norm, Precision};
@@ -11,13 +12,6 @@ use kernels::matmul::{Matrix, Output, matmul, matmul_gated};
 use kernels::ops;
 use kernels::threads::Pool;
 
-/// KV cache of one sequence: blocks of 16 positions, each with the keys and values of all layers.
-#[derive(Debug, Default)]
-pub(crate) struct Kv {
-    pub(crate) blocks: Vec<Box<[u8]>>,
-    pub(crate) len: usize,
-}
-
 /// Consecutive tokens of one sequence in a batch.
 pub(crate) struct Run<'a> {
     /// First row in the batch: where the run before it ends.
@@ -26,14 +20,14 @@ pub(crate) struct Run<'a> {
     pub(crate) len: usize,
     /// Position of the first.
     pub(crate) position: usize,
-    /// The sequence's cache, with blocks for all positions up to the end of this run.
-    pub(crate) kv: &'a mut Kv,
+    /// The sequence's KV blocks, for all positions up to the end of this run.
+    pub(crate) blocks: &'a [BlockId],
 }
 
-/// Rows of queries, keys and values whose positions share a KV block, and that block's layer: the work of one task.
+/// Rows of queries, keys and values whose positions share a KV block: the work of one task.
 struct Part<'a> {
+    block: BlockId,
     rows: &'a mut [f32],
-    kv: &'a mut [u8],
     /// Of the first row.
     position: usize,
 }
@@ -66,7 +60,9 @@ pub(crate) struct Forward<'a> {
     pub(crate) rope_window: &'a RopeTable,
     pub(crate) pool: &'a mut Pool,
     pub(crate) level: Level,
-    /// Types of keys and values in the cache.
+    /// The memory of all KV blocks.
+    pub(crate) kv: &'a mut KvStore,
+    /// Types of keys and values in there.
     pub(crate) kv_types: (KvType, KvType),
     pub(crate) scratch: &'a mut Scratch,
 }
@@ -95,7 +91,7 @@ pub(crate) fn shape(config: &Config, layer: usize, types: (KvType, KvType)) -> S
 impl Forward<'_> {
     /// Computes `tokens`, cut into `runs`; `asked` are the rows whose logits are wanted, ascending. Returns their logits,
     /// `[asked, padded vocab]`. An error if weights cannot be read; then the caches hold nothing that may be used.
-    pub(crate) fn run(&mut self, tokens: &[u32], runs: &mut [Run<'_>], asked: &[usize]) -> Result<&[f32], Error> {
+    pub(crate) fn run(&mut self, tokens: &[u32], runs: &[Run<'_>], asked: &[usize]) -> Result<&[f32], Error> {
         let (n, width) = (tokens.len(), self.config.embedding_len);
         self.embed(tokens)?;
         let mut rows = n;
@@ -156,7 +152,7 @@ impl Forward<'_> {
     }
 
     /// Projects the normalized residual stream to queries, keys and values, and attends.
-    fn attend(&mut self, index: usize, layer: &Layer, runs: &mut [Run<'_>], n: usize) {
+    fn attend(&mut self, index: usize, layer: &Layer, runs: &[Run<'_>], n: usize) {
         let (c, level, s) = (self.config, self.level, &mut *self.scratch);
         let shape = shape(c, index, self.kv_types);
         let mut matrices = [&layer.q, &layer.k, &layer.v].map(|w| self.weights.matrix(w));
@@ -183,11 +179,13 @@ impl Forward<'_> {
 
         self.rotate_and_store(&shape, index, layer, runs, row_len);
         let s = &mut *self.scratch;
-        let offset_bytes = index * shape.block_bytes();
+        let part = |&id| &self.kv.block(id)[index * shape.block_bytes()..][..shape.block_bytes()];
+        let blocks: Vec<Vec<&[u8]>> = runs.iter().map(|run| run.blocks.iter().map(part).collect()).collect();
         let runs: Vec<attention::Run<'_>> = runs
             .iter()
-            .map(|run| attention::Run {
-                kv: KvBlocks { blocks: &run.kv.blocks, offset_bytes },
+            .zip(&blocks)
+            .map(|(run, blocks)| attention::Run {
+                kv: KvBlocks { blocks },
                 first: run.first,
                 tokens: run.len,
                 position: run.position,
@@ -198,7 +196,7 @@ impl Forward<'_> {
     }
 
     /// Normalizes and rotates queries and keys, and writes keys and values into the KV cache.
-    fn rotate_and_store(&mut self, shape: &Shape, index: usize, layer: &Layer, runs: &mut [Run<'_>], row_len: usize) {
+    fn rotate_and_store(&mut self, shape: &Shape, index: usize, layer: &Layer, runs: &[Run<'_>], row_len: usize) {
         let (c, level) = (self.config, self.level);
         let (q_len, kv_len) = (c.heads * c.head_len, c.heads_kv * c.head_len);
         let rope = if shape.window.is_some() { self.rope_window } else { self.rope };
@@ -207,15 +205,19 @@ impl Forward<'_> {
         let mut rows = &mut self.scratch.qkv[..];
         for run in runs {
             let (mut position, end) = (run.position, run.position + run.len);
-            for block in &mut run.kv.blocks[position / KV_BLOCK..end.div_ceil(KV_BLOCK)] {
+            for &block in &run.blocks[position / KV_BLOCK..end.div_ceil(KV_BLOCK)] {
                 let len = (position / KV_BLOCK * KV_BLOCK + KV_BLOCK).min(end) - position;
                 let (part, rest) = rows.split_at_mut(len * row_len);
-                parts.push(Part { rows: part, kv: &mut block[index * layer_bytes..][..layer_bytes], position });
+                parts.push(Part { block, rows: part, position });
                 (rows, position) = (rest, position + len);
             }
         }
-        self.pool.run_chunks(&mut parts, 1, |_, parts| {
-            for Part { rows, kv, position } in parts {
+        parts.sort_unstable_by_key(|part| part.block);
+        let blocks = self.kv.blocks_mut(parts.iter().map(|part| part.block));
+        let kv: Vec<&mut [u8]> = blocks.map(|block| &mut block[index * layer_bytes..][..layer_bytes]).collect();
+        let mut tasks: Vec<_> = parts.iter_mut().zip(kv).collect();
+        self.pool.run_chunks(&mut tasks, 1, |_, tasks| {
+            for (Part { rows, position, .. }, kv) in tasks {
                 for (i, row) in rows.chunks_exact_mut(row_len).enumerate() {
                     let (q, rest) = row.split_at_mut(q_len);
                     let (k, v) = rest.split_at_mut(kv_len);

@@ -5,6 +5,7 @@ pub mod config;
 mod error;
 mod footprint;
 mod forward;
+mod kv_store;
 mod limits;
 mod options;
 mod rope;

@@ -1,6 +1,7 @@
 //! A model with threads, scratch buffers and the KV caches of its sequences.
 
-use crate::forward::{Forward, Kv, Run, Scratch, shape};
+use crate::forward::{Forward, Run, Scratch, shape};
+use crate::kv_store::{BlockId, KvStore};
 use crate::rope::RopeTable;
 use crate::{Error, Model};
 use kernels::attention::{KV_BLOCK, KvType};
@@ -45,8 +46,22 @@ impl Default for RunnerOptions {
 }
 
 struct Sequence {
-    kv: Kv,
+    /// Blocks of 16 positions, each with the keys and values of all layers.
+    blocks: Vec<BlockId>,
+    /// Positions computed.
+    len: usize,
     context_max: usize,
+}
+
+impl Sequence {
+    /// Blocks that `new` more positions take beyond those that are there.
+    fn missing(&self, new: usize) -> usize {
+        (self.len + new).div_ceil(KV_BLOCK).saturating_sub(self.blocks.len())
+    }
+}
+
+fn open(sequences: &[Option<Sequence>], id: SequenceId) -> &Sequence {
+    sequences[id.0].as_ref().expect("an open sequence")
 }
 
 /// A model, a thread pool, scratch buffers and the KV caches of its sequences.
@@ -59,8 +74,7 @@ pub struct Runner {
     rope: RopeTable,
     rope_window: RopeTable,
     sequences: Vec<Option<Sequence>>,
-    free_blocks: Vec<Box<[u8]>>,
-    block_bytes: usize,
+    kv: KvStore,
     kv_types: (KvType, KvType),
     logits: Vec<f32>,
 }
@@ -88,8 +102,7 @@ impl Runner {
             rope: RopeTable::new(c, c.rope_base, c.rope_scale, factors),
             rope_window: RopeTable::new(c, c.rope_base_window, 1.0, factors),
             sequences: Vec::new(),
-            free_blocks: Vec::new(),
-            block_bytes: c.layers * shape(c, 0, kv_types).block_bytes(),
+            kv: KvStore::new(c.layers * shape(c, 0, kv_types).block_bytes()),
             kv_types,
             logits: Vec::new(),
             model,
@@ -113,7 +126,7 @@ impl Runner {
 
     /// Opens an empty sequence of at most `context_max` positions. Memory is taken as it grows.
     pub fn sequence_open(&mut self, context_max: usize) -> SequenceId {
-        let sequence = Some(Sequence { kv: Kv::default(), context_max });
+        let sequence = Some(Sequence { blocks: Vec::new(), len: 0, context_max });
         match self.sequences.iter().position(Option::is_none) {
             Some(i) => {
                 self.sequences[i] = sequence;
@@ -134,15 +147,15 @@ impl Runner {
 
     /// Positions computed so far.
     pub fn sequence_len(&self, id: SequenceId) -> usize {
-        self.sequences[id.0].as_ref().map_or(0, |s| s.kv.len)
+        self.sequences[id.0].as_ref().map_or(0, |s| s.len)
     }
 
     /// Forgets all positions from `len` on.
     pub fn sequence_truncate(&mut self, id: SequenceId, len: usize) {
         if let Some(sequence) = &mut self.sequences[id.0] {
-            sequence.kv.len = sequence.kv.len.min(len);
-            let keep = sequence.kv.len.div_ceil(KV_BLOCK);
-            self.free_blocks.extend(sequence.kv.blocks.drain(keep..));
+            sequence.len = sequence.len.min(len);
+            let keep = sequence.len.div_ceil(KV_BLOCK);
+            self.kv.release(sequence.blocks.drain(keep..));
         }
     }
 
@@ -151,45 +164,56 @@ impl Runner {
         self.kv_types
     }
 
-    /// Bytes of KV cache held now.
+    /// Bytes of KV cache held now, for positions of sequences or for those that come next. Of the last page of a mapping
+    /// they count what is used.
     pub fn kv_bytes(&self) -> u64 {
-        let used: usize = self.sequences.iter().flatten().map(|s| s.kv.blocks.len()).sum();
-        ((used + self.free_blocks.len()) * self.block_bytes) as u64
+        (self.kv.blocks() * self.kv.block_bytes()) as u64
     }
 
     /// Bytes of KV cache that a position takes.
     pub fn kv_bytes_per_token(&self) -> u64 {
-        (self.block_bytes / KV_BLOCK) as u64
+        (self.kv.block_bytes() / KV_BLOCK) as u64
     }
 
     /// Bytes of KV cache that will be held once sequence `id` has `len` positions.
     pub fn kv_bytes_at(&self, id: SequenceId, len: usize) -> u64 {
-        let has = self.sequences[id.0].as_ref().map_or(0, |s| s.kv.blocks.len());
-        let new = len.div_ceil(KV_BLOCK).saturating_sub(has + self.free_blocks.len());
-        self.kv_bytes() + (new * self.block_bytes) as u64
+        let has = self.sequences[id.0].as_ref().map_or(0, |s| s.blocks.len());
+        let growth = self.kv.growth(len.div_ceil(KV_BLOCK).saturating_sub(has), self.kv_blocks_max());
+        self.kv_bytes().saturating_add((growth as u64).saturating_mul(self.kv.block_bytes() as u64))
     }
 
-    /// Takes the memory of all positions of sequence `id` now, which else comes as it grows.
-    pub fn sequence_reserve(&mut self, id: SequenceId) {
+    /// Blocks that the open sequences can ever hold: more are never taken, so that what was planned for them is enough.
+    fn kv_blocks_max(&self) -> usize {
+        let most = self.sequences.iter().flatten().map(|s| s.context_max.div_ceil(KV_BLOCK));
+        most.fold(0, usize::saturating_add)
+    }
+
+    /// Takes the memory of all positions of sequence `id` now, which else comes as it grows. Errors: there is none; then
+    /// nothing has changed.
+    pub fn sequence_reserve(&mut self, id: SequenceId) -> Result<(), Error> {
+        let blocks_max = self.kv_blocks_max();
         if let Some(sequence) = &mut self.sequences[id.0] {
-            while sequence.kv.blocks.len() * KV_BLOCK < sequence.context_max {
-                // Written, for pages that are only mapped take none.
-                let fresh = || vec![1; self.block_bytes].into_boxed_slice();
-                sequence.kv.blocks.push(self.free_blocks.pop().unwrap_or_else(fresh));
-            }
+            let new = sequence.context_max.div_ceil(KV_BLOCK).saturating_sub(sequence.blocks.len());
+            self.kv.grow(new, blocks_max)?;
+            let mut fresh: Vec<BlockId> = (0..new).map_while(|_| self.kv.take()).collect();
+            sequence.blocks.extend_from_slice(&fresh);
+            // Written, for pages that are only mapped take none.
+            fresh.sort_unstable();
+            self.kv.blocks_mut(fresh.into_iter()).for_each(|block| block.fill(1));
             self.rope.grow(sequence.context_max);
             self.rope_window.grow(sequence.context_max);
         }
+        Ok(())
     }
 
-    /// Gives back the KV blocks that no sequence holds; their bytes.
+    /// Gives back the KV memory that no sequence holds any part of; its bytes.
     pub fn kv_trim(&mut self) -> u64 {
-        (std::mem::take(&mut self.free_blocks).len() * self.block_bytes) as u64
+        (self.kv.trim() * self.kv.block_bytes()) as u64
     }
 
     /// Computes `rows` in order (any number; cut into micro-batches inside). Returns the logits of the rows that
-    /// asked for them, in order: `[asked, vocab_len]`. Errors: a token id outside the vocabulary, a full context, weights
-    /// that cannot be read; then all sequences are as long as before.
+    /// asked for them, in order: `[asked, vocab_len]`. Errors: a token id outside the vocabulary, a full context, no memory
+    /// for keys and values, weights that cannot be read; then all sequences are as long as before.
     pub fn forward(&mut self, rows: &[Row]) -> Result<&[f32], Error> {
         self.admit(rows)?;
         self.logits.clear();
@@ -229,44 +253,38 @@ impl Runner {
             new[row.sequence.0] += 1;
         }
         for (sequence, &new) in self.sequences.iter().zip(&new) {
-            if let Some(Sequence { kv, context_max }) = sequence
-                && kv.len + new > *context_max
+            if let Some(Sequence { len, context_max, .. }) = sequence
+                && len + new > *context_max
             {
-                return Err(Error::ContextFull { len: kv.len, new, context_max: *context_max });
+                return Err(Error::ContextFull { len: *len, new, context_max: *context_max });
             }
         }
         Ok(())
     }
 
     fn step(&mut self, batch: &[Row]) -> Result<(), Error> {
-        // Consecutive rows of one sequence are a run. A sequence's cache is taken out while its run is under way.
-        let mut runs: Vec<(SequenceId, usize, usize, usize, Kv)> = Vec::new();
-        for (i, row) in batch.iter().enumerate() {
-            match runs.last_mut() {
-                Some((id, _, len, _, _)) if *id == row.sequence => *len += 1,
-                _ => {
-                    let sequence = self.sequences[row.sequence.0].as_mut().expect("an open sequence");
-                    let kv = std::mem::take(&mut sequence.kv);
-                    runs.push((row.sequence, i, 1, kv.len, kv));
-                }
-            }
-        }
+        let by_sequence = || batch.chunk_by(|a, b| a.sequence == b.sequence);
+        let wanted = by_sequence().map(|rows| open(&self.sequences, rows[0].sequence).missing(rows.len())).sum();
+        self.kv.grow(wanted, self.kv_blocks_max())?;
         let mut longest = 0;
-        for (_, _, len, position, kv) in &mut runs {
-            kv.len = *position + *len;
-            longest = longest.max(kv.len);
-            while kv.blocks.len() * KV_BLOCK < kv.len {
-                let fresh = || vec![0; self.block_bytes].into_boxed_slice();
-                kv.blocks.push(self.free_blocks.pop().unwrap_or_else(fresh));
-            }
+        for rows in by_sequence() {
+            let sequence = self.sequences[rows[0].sequence.0].as_mut().expect("an open sequence");
+            let missing = sequence.missing(rows.len());
+            sequence.blocks.extend((0..missing).map_while(|_| self.kv.take()));
+            sequence.len += rows.len();
+            longest = longest.max(sequence.len);
         }
         self.rope.grow(longest);
         self.rope_window.grow(longest);
         let tokens: Vec<u32> = batch.iter().map(|row| row.token).collect();
         let asked: Vec<usize> = (0..batch.len()).filter(|&i| batch[i].logits).collect();
-        let mut borrowed: Vec<Run<'_>> = runs
-            .iter_mut()
-            .map(|(_, first, len, position, kv)| Run { first: *first, len: *len, position: *position, kv })
+        let mut first = 0;
+        let runs: Vec<Run<'_>> = by_sequence()
+            .map(|rows| {
+                let Sequence { blocks, len, .. } = open(&self.sequences, rows[0].sequence);
+                first += rows.len();
+                Run { first: first - rows.len(), len: rows.len(), position: len - rows.len(), blocks }
+            })
             .collect();
         let mut forward = Forward {
             family: self.model.family,
@@ -276,18 +294,15 @@ impl Runner {
             rope_window: &self.rope_window,
             pool: &mut self.pool,
             level: self.level,
+            kv: &mut self.kv,
             kv_types: self.kv_types,
             scratch: &mut self.scratch,
         };
         let vocab_len = self.model.config.vocab_len;
-        let result = forward.run(&tokens, &mut borrowed, &asked).map(|logits| {
-            for row in logits.chunks_exact(vocab_len.next_multiple_of(16)) {
-                self.logits.extend_from_slice(&row[..vocab_len]);
-            }
-        });
-        for (id, _, _, _, kv) in runs {
-            self.sequences[id.0].as_mut().expect("an open sequence").kv = kv;
+        let logits = forward.run(&tokens, &runs, &asked)?;
+        for row in logits.chunks_exact(vocab_len.next_multiple_of(16)) {
+            self.logits.extend_from_slice(&row[..vocab_len]);
         }
-        result
+        Ok(())
     }
 }

@@ -77,10 +77,8 @@ impl Shape {
 /// The KV blocks of one sequence in one layer.
 #[derive(Debug, Clone, Copy)]
 pub struct KvBlocks<'a> {
-    /// Blocks of the sequence in order; each holds all layers.
-    pub blocks: &'a [Box<[u8]>],
-    /// Where this layer begins in a block, in bytes.
-    pub offset_bytes: usize,
+    /// This layer's part of each block, in order: [`Shape::block_bytes`] long.
+    pub blocks: &'a [&'a [u8]],
 }
 
 impl<'a> KvBlocks<'a> {
@@ -88,7 +86,7 @@ impl<'a> KvBlocks<'a> {
     #[inline(always)]
     fn head(&self, shape: &Shape, block: usize, head: usize) -> (&'a [u8], &'a [u8]) {
         let len = shape.head_bytes();
-        let both = &self.blocks[block][self.offset_bytes + head * len..][..len];
+        let both = &self.blocks[block][head * len..][..len];
         both.split_at(KV_BLOCK * shape.type_k.bytes(shape.head_len))
     }
 }
@@ -287,7 +285,7 @@ mod tests {
     }
 
     fn run(position: usize, tokens: usize) -> Run<'static> {
-        Run { kv: KvBlocks { blocks: &[], offset_bytes: 0 }, first: 0, tokens, position }
+        Run { kv: KvBlocks { blocks: &[] }, first: 0, tokens, position }
     }
 
     #[test]
