@@ -231,6 +231,8 @@ fn run_prints_the_promised_json() {
     assert_eq!(result["timings"]["prompt_n"], 5);
     assert_eq!(result["timings"]["predicted_n"], 8);
     assert!(timings.iter().all(|t| result["timings"][t].as_f64().is_none_or(|v| v > 0.0)), "{result}");
+    // All of a dense model is read before its first token.
+    assert!(result["timings"]["bytes_read"].as_u64().is_some_and(|bytes| bytes > 80_000_000), "{result}");
 }
 
 #[test]

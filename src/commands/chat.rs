@@ -60,7 +60,7 @@ pub(super) fn converse(
                 chat_tokens(engine.model(), template, &messages)?
             }
         };
-        match speaker.answer(engine, session, &prompt, true) {
+        match speaker.answer(engine, session, &prompt, true, &mut || ()) {
             Ok(answer) => {
                 print("\n")?;
                 if answer.stop == StopReason::Context {

@@ -3,6 +3,7 @@
 use std::io::{self, IsTerminal, Read};
 use std::ops::ControlFlow;
 use std::path::Path;
+use std::sync::Arc;
 
 use engine::{Engine, Generated, Progress as Step, Request, Sampling, Session, StopReason};
 use library::{CATALOG, Name};
@@ -48,12 +49,14 @@ pub(crate) fn execute(args: &Run, settings: &Settings) -> Result<(), Failure> {
         (None, text) => speaker.prompt(opened.model(), text.as_deref().unwrap_or(""))?,
     };
     let streams = !args.output.json();
-    let answer = speaker.answer(&mut opened.engine, &mut session, &prompt, streams)?;
+    let (model, mut first_read_bytes) = (Arc::clone(opened.model()), None);
+    let mut first = || first_read_bytes = Some(model.read_bytes());
+    let answer = speaker.answer(&mut opened.engine, &mut session, &prompt, streams, &mut first)?;
     receipts::keep(settings, &mut opened, &answer.timings);
     if streams {
         print("\n")?;
     } else {
-        print_json(&json_of(&opened, &prompt, &answer))?;
+        print_json(&json_of(&opened, &prompt, &answer, first_read_bytes))?;
     }
     match answer.stop {
         StopReason::Cancelled => Err(Failure::Interrupted),
@@ -160,13 +163,15 @@ impl Speaker {
         chat_tokens(model, template, &messages)
     }
 
-    /// Generates an answer; with `streams` its text goes to standard output as it comes.
+    /// Generates an answer; with `streams` its text goes to standard output as it comes. `first` is called once the prompt is
+    /// computed, before the first token.
     pub(super) fn answer(
         &self,
         engine: &mut Engine,
         session: &mut Session,
         prompt: &[u32],
         streams: bool,
+        first: &mut dyn FnMut(),
     ) -> Result<Generated, Failure> {
         let request = Request {
             prompt,
@@ -182,7 +187,10 @@ impl Speaker {
                 Step::Prompt { done, total } if total - done >= BAR_TOKENS_MIN => {
                     bar.set(done as u64, Some(total as u64))
                 }
-                Step::Prompt { done, total } if done == total => bar.clear(),
+                Step::Prompt { done, total } if done == total => {
+                    bar.clear();
+                    first();
+                }
                 Step::Prompt { .. } => {}
                 Step::Text(text) if streams => {
                     if let Err(e) = print(text) {
@@ -202,7 +210,7 @@ impl Speaker {
     }
 }
 
-fn json_of(opened: &Opened, prompt: &[u32], answer: &Generated) -> serde_json::Value {
+fn json_of(opened: &Opened, prompt: &[u32], answer: &Generated, first_read_bytes: Option<u64>) -> serde_json::Value {
     let t = &answer.timings;
     json!({
         "prompt_tokens": prompt,
@@ -217,7 +225,8 @@ fn json_of(opened: &Opened, prompt: &[u32], answer: &Generated) -> serde_json::V
             "prompt_per_second": t.prompt_per_second,
             "predicted_n": t.predicted_n,
             "predicted_per_second": t.predicted_per_second,
-            "bytes_read": opened.model().read_bytes(),
+            // Before the first token.
+            "bytes_read": first_read_bytes,
             "peak_rss_bytes": crate::machine::peak_rss_bytes(),
         },
     })

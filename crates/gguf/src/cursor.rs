@@ -3,7 +3,7 @@
 //! Two facts bound memory: a length or count is compared with the bytes that the file still has before anything is
 //! read, and vectors grow only as bytes really arrive (a reader may hold less than the file's length promises).
 
-use std::io::{BufReader, ErrorKind, Read};
+use std::io::{BufRead, BufReader, ErrorKind, Read};
 
 use crate::error::{Error, clip};
 
@@ -121,6 +121,13 @@ impl<'r> Cursor<'r> {
     /// A counted UTF-8 text.
     pub(crate) fn string(&mut self, what: &str) -> Result<String, Error> {
         let count = self.count(what, 1)?;
+        // Nearly all of a vocabulary's texts are in the buffer already; others, and bad ones, take the long way.
+        if let Some(Ok(text)) = self.reader.buffer().get(..count).map(std::str::from_utf8) {
+            let text = text.to_owned();
+            self.reader.consume(count);
+            self.at_bytes += count as u64;
+            return Ok(text);
+        }
         let mut out = Vec::new();
         while out.len() < count {
             let start = out.len();

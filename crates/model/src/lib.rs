@@ -117,11 +117,21 @@ impl Model {
     /// Opens the model that `header` was read of.
     pub fn from_header(header: Header, options: &LoadOptions) -> Result<Model, Error> {
         let (family, config) = header.family_and_config()?;
-        // First of all, so that the disk has something to do while the tokenizer is made.
-        let weights = weights::share(&header.gguf, &header.sources, family, &config, options)?;
-        let tokenizer = Tokenizer::new(&header.gguf.metadata)?;
+        let make = || Tokenizer::new(&header.gguf.metadata);
+        // The tokenizer is made while names are bound and the pager begins to read: all of it comes before the first token.
+        let (weights, tokenizer) = std::thread::scope(|scope| {
+            let made = std::thread::Builder::new().name("airs-tokenizer".to_owned()).spawn_scoped(scope, make);
+            let weights = weights::share(&header.gguf, &header.sources, family, &config, options);
+            let tokenizer = match made {
+                Ok(made) => made.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)),
+                // A system that gives no thread.
+                Err(_) => make(),
+            };
+            (weights, tokenizer)
+        });
+        let weights = weights?;
         Ok(Model {
-            tokenizer,
+            tokenizer: tokenizer?,
             chat_template: header.chat_template().map(str::to_owned),
             weights_bytes: weights.used_bytes,
             family,

@@ -1,6 +1,6 @@
 //! Byte-pair encoding: the pair of neighbours that comes first in the merge list is merged first.
 
-use std::collections::HashMap;
+use hashbrown::HashMap;
 
 use super::Error;
 use super::merge::{Merger, UNKNOWN};
@@ -116,7 +116,7 @@ fn parse_merges(vocab: &Vocab, lines: &[String]) -> Result<Merges, Error> {
         let bad = |text: &str| Error::MergeToken { index, merge: line.clone(), text: text.to_owned() };
         let id = |text: &str| vocab.id(text).ok_or_else(|| bad(text));
         // The left text may itself begin with a space.
-        let space = line.char_indices().skip(1).find(|&(_, c)| c == ' ').map(|(i, _)| i);
+        let space = line.bytes().skip(1).position(|b| b == b' ').map(|i| i + 1);
         let (left, right) = match space {
             Some(i) => (&line[..i], &line[i + 1..]),
             None => return Err(Error::MergeForm { index, merge: line.clone() }),

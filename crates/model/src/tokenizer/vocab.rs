@@ -1,8 +1,8 @@
 //! The list of tokens: texts, scores, attributes, and the ids that have a meaning.
 
-use std::collections::HashMap;
-
 use gguf::{Array, Metadata, Value};
+use hashbrown::{DefaultHashBuilder, HashTable};
+use std::hash::BuildHasher;
 
 use super::{Error, MODEL_NAME, SCORES, TOKEN_TYPES, TOKENS};
 
@@ -50,14 +50,74 @@ impl std::ops::BitOr for Attributes {
     }
 }
 
+/// The tokens' texts, and the way back from a text to its token. There are hundreds of thousands, and the first answer waits
+/// for them: so they are one allocation, and the table holds ids alone.
+#[derive(Debug)]
+struct Texts {
+    /// All texts, one behind the other.
+    all: String,
+    /// Where each ends.
+    ends: Vec<usize>,
+    /// Ids by the hash of their text, which has a random seed: files are not to choose what collides.
+    ids: HashTable<u32>,
+    hasher: DefaultHashBuilder,
+}
+
+impl Texts {
+    fn new(tokens: &[String]) -> Texts {
+        let mut texts = Texts {
+            all: String::with_capacity(tokens.iter().map(String::len).sum()),
+            ends: Vec::with_capacity(tokens.len()),
+            ids: HashTable::with_capacity(tokens.len()),
+            hasher: DefaultHashBuilder::default(),
+        };
+        for (id, text) in tokens.iter().enumerate() {
+            if text.is_empty() {
+                // An empty text would be found everywhere.
+                texts.push(&format!("[EMPTY_{id}]"));
+            } else {
+                texts.push(text);
+            }
+        }
+        texts
+    }
+
+    /// The first of several tokens with one text is the one that is found.
+    fn push(&mut self, text: &str) {
+        let id = self.ends.len() as u32;
+        let Texts { all, ends, ids, hasher } = self;
+        all.push_str(text);
+        ends.push(all.len());
+        let hash = |id: &u32| hasher.hash_one(text_of(all, ends, *id));
+        ids.entry(hash(&id), |other| text_of(all, ends, *other) == text, hash).or_insert(id);
+    }
+
+    fn id(&self, text: &str) -> Option<u32> {
+        self.ids.find(self.hasher.hash_one(text), |id| self.text(*id) == text).copied()
+    }
+
+    fn text(&self, id: u32) -> &str {
+        text_of(&self.all, &self.ends, id)
+    }
+
+    fn iter(&self) -> impl Iterator<Item = &str> {
+        (0..self.ends.len() as u32).map(|id| self.text(id))
+    }
+}
+
+fn text_of<'t>(all: &'t str, ends: &[usize], id: u32) -> &'t str {
+    let id = id as usize;
+    let start = id.checked_sub(1).map_or(0, |before| ends[before]);
+    &all[start..ends[id]]
+}
+
 /// The tokens.
 #[derive(Debug)]
 pub(super) struct Vocab {
-    texts: Vec<Box<str>>,
+    texts: Texts,
     /// Empty where the file has none.
     scores: Vec<f32>,
     attributes: Vec<Attributes>,
-    ids: HashMap<Box<str>, u32>,
     token_bytes_max: usize,
     byte_tokens: Box<[Option<u32>; 256]>,
     unknown: Option<u32>,
@@ -89,43 +149,34 @@ impl Vocab {
         same_len(TOKEN_TYPES, types.as_ref().map(Vec::len))?;
         same_len(SCORES, metadata.get(SCORES).map(|_| scores.len()))?;
 
-        let mut ids = HashMap::with_capacity(tokens.len());
-        let mut texts: Vec<Box<str>> = Vec::with_capacity(tokens.len());
-        for (id, text) in tokens.iter().enumerate() {
-            // An empty text would be found everywhere.
-            let text = if text.is_empty() { format!("[EMPTY_{id}]") } else { text.clone() }.into_boxed_str();
-            // The first of several tokens with one text is the one that is found.
-            ids.entry(text.clone()).or_insert(id as u32);
-            texts.push(text);
-        }
+        let texts = Texts::new(tokens);
         let attributes = match types {
-            None => vec![Attributes::NORMAL; texts.len()],
+            None => vec![Attributes::NORMAL; tokens.len()],
             Some(types) => types.into_iter().map(Attributes::from_type).collect(),
         };
-        let byte_token = |byte: usize| ids.get(format!("<0x{byte:02X}>").as_str()).copied();
+        let byte_token = |byte: usize| texts.id(&format!("<0x{byte:02X}>"));
         Ok(Self {
-            token_bytes_max: texts.iter().map(|t| t.len()).max().unwrap_or(0),
+            token_bytes_max: texts.iter().map(str::len).max().unwrap_or(0),
             byte_tokens: Box::new(std::array::from_fn(byte_token)),
             unknown: None,
             texts,
             scores,
             attributes,
-            ids,
         })
     }
 
     pub(super) fn len(&self) -> usize {
-        self.texts.len()
+        self.texts.ends.len()
     }
 
     /// Whether no two tokens have the same text.
     pub(super) fn has_unique_texts(&self) -> bool {
-        self.ids.len() == self.texts.len()
+        self.texts.ids.len() == self.len()
     }
 
     /// The token whose text is `text`.
     pub(super) fn id(&self, text: &str) -> Option<u32> {
-        self.ids.get(text).copied()
+        self.texts.id(text)
     }
 
     /// The text of a token as the file has it.
@@ -133,7 +184,7 @@ impl Vocab {
     /// # Panics
     /// On an id outside the vocabulary.
     pub(super) fn text(&self, id: u32) -> &str {
-        &self.texts[id as usize]
+        self.texts.text(id)
     }
 
     /// SentencePiece's score; 0 where there are none.
