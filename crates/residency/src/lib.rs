@@ -1,10 +1,11 @@
-//! Memory policy: what may be held, which model stays, what is given back first, what a model will need.
+//! Memory policy: what may be held, which model and which experts stay, what is given back first, what a model will need.
 //!
 //! Pure: no system calls, no clocks, no threads. Readings and times come in as numbers, decisions go out as values, and
 //! somebody else carries them out. So every decision can be tested against a naive model of it.
 #![forbid(unsafe_code)]
 
 pub mod budget;
+pub mod experts;
 pub mod forecast;
 pub mod headroom;
 pub mod models;
