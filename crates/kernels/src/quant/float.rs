@@ -2,8 +2,7 @@
 //!
 //! Panel block: one column of 16 rows.
 
-use super::{Layout, Packed};
-use crate::PANEL_ROWS;
+use super::{Layout, Packed, Rows};
 use crate::math::{bf16_to_f32, f16_to_f32};
 use crate::simd::Simd;
 
@@ -12,6 +11,9 @@ pub(crate) trait FloatRow: Packed {
     /// Lanes `h * LANES ..` of a column.
     fn load<S: Simd>(s: S, column: &[u8], h: usize) -> S::F;
 }
+
+/// Few enough to stay in the first-level cache while row after row adds to them.
+const COLUMNS_AT_ONCE: usize = 64;
 
 macro_rules! float_format {
     ($name:ident, $bytes:literal, |$b:ident| $value:expr, |$s:ident, $c:ident| $load:expr) => {
@@ -23,8 +25,9 @@ macro_rules! float_format {
         }
 
         impl Packed for $name {
-            fn pack(rows: &[&[u8]; PANEL_ROWS], panel: &mut [u8]) {
-                super::gather::<$bytes>(rows, 0, panel);
+            const AT_ONCE: usize = COLUMNS_AT_ONCE;
+            fn pack(rows: &Rows, at: usize, panel: &mut [u8]) {
+                super::pack::columns::<$bytes>(rows, at, panel);
             }
             #[inline(always)]
             fn unpack_row<S: Simd>(_: S, block: &[u8], lane: usize, out: &mut [f32]) {

@@ -1,7 +1,7 @@
 //! Q4_K, Q5_K and Q6_K: super-blocks of 256 values.
 
-use super::{Layout, Packed, Plain, Quant, Sub, gather, halves, interleave, sub_words, unpack_quant_row};
-use crate::PANEL_ROWS;
+use super::pack::{gather, interleave, transpose};
+use super::{Layout, Packed, Plain, Quant, Rows, Sub, halves, sub_words, unpack_quant_row};
 use crate::simd::Simd;
 
 /// Code byte `i` of each row.
@@ -47,13 +47,11 @@ impl Layout for Q4_K {
 }
 
 impl Packed for Q4_K {
-    fn pack(rows: &[&[u8]; PANEL_ROWS], panel: &mut [u8]) {
-        gather::<2>(rows, 0, &mut panel[..32]);
-        gather::<2>(rows, 2, &mut panel[32..64]);
-        for i in 0..12 {
-            gather::<1>(rows, 4 + i, &mut panel[64 + 16 * i..80 + 16 * i]);
-        }
-        interleave::<32>(rows, 16, &mut panel[256..]);
+    fn pack(rows: &Rows, at: usize, panel: &mut [u8]) {
+        gather::<2>(rows, at, &mut panel[..32]);
+        gather::<2>(rows, at + 2, &mut panel[32..64]);
+        transpose::<12>(rows, at + 4, &mut panel[64..256]);
+        interleave::<32, 1>(rows, at + 16, &mut panel[256..]);
     }
     #[inline(always)]
     fn unpack_row<S: Simd>(s: S, block: &[u8], lane: usize, out: &mut [f32]) {
@@ -95,14 +93,12 @@ impl Layout for Q5_K {
 }
 
 impl Packed for Q5_K {
-    fn pack(rows: &[&[u8]; PANEL_ROWS], panel: &mut [u8]) {
-        gather::<2>(rows, 0, &mut panel[..32]);
-        gather::<2>(rows, 2, &mut panel[32..64]);
-        for i in 0..12 {
-            gather::<1>(rows, 4 + i, &mut panel[64 + 16 * i..80 + 16 * i]);
-        }
-        interleave::<8>(rows, 16, &mut panel[256..768]);
-        interleave::<32>(rows, 48, &mut panel[768..]);
+    fn pack(rows: &Rows, at: usize, panel: &mut [u8]) {
+        gather::<2>(rows, at, &mut panel[..32]);
+        gather::<2>(rows, at + 2, &mut panel[32..64]);
+        transpose::<12>(rows, at + 4, &mut panel[64..256]);
+        interleave::<8, 1>(rows, at + 16, &mut panel[256..768]);
+        interleave::<32, 1>(rows, at + 48, &mut panel[768..]);
     }
     #[inline(always)]
     fn unpack_row<S: Simd>(s: S, block: &[u8], lane: usize, out: &mut [f32]) {
@@ -156,20 +152,13 @@ impl Layout for Q6_K {
 }
 
 impl Packed for Q6_K {
-    fn pack(rows: &[&[u8]; PANEL_ROWS], panel: &mut [u8]) {
-        gather::<2>(rows, 208, &mut panel[..32]);
-        for i in 0..16 {
-            gather::<1>(rows, 192 + i, &mut panel[32 + 16 * i..48 + 16 * i]);
-        }
-        let (mut low, mut high) = ([0; 2048], [0; 1024]);
-        interleave::<32>(rows, 0, &mut low);
-        interleave::<16>(rows, 128, &mut high);
-        let (low, high) = (low.as_chunks::<64>().0, high.as_chunks::<64>().0);
-        for (i, three) in panel[288..].as_chunks_mut::<192>().0.iter_mut().enumerate() {
-            let first = i / 8 * 16 + i % 8;
-            for (to, from) in three.as_chunks_mut().0.iter_mut().zip([low[first], high[i], low[first + 8]]) {
-                *to = from;
-            }
+    fn pack(rows: &Rows, at: usize, panel: &mut [u8]) {
+        gather::<2>(rows, at + 208, &mut panel[..32]);
+        transpose::<16>(rows, at + 192, &mut panel[32..288]);
+        for (g, half) in panel[288..].chunks_exact_mut(8 * 192).enumerate() {
+            interleave::<8, 3>(rows, at + 64 * g, half);
+            interleave::<8, 3>(rows, at + 128 + 32 * g, &mut half[64..]);
+            interleave::<8, 3>(rows, at + 64 * g + 32, &mut half[128..]);
         }
     }
     #[inline(always)]

@@ -2,8 +2,8 @@
 //!
 //! In both, the two low bits of sub-block `j` of each half of 128 columns are bits `2j` of the half's 32 bytes.
 
-use super::{Layout, Packed, Plain, Quant, Sub, gather, halves, interleave, sub_words, unpack_quant_row};
-use crate::PANEL_ROWS;
+use super::pack::{gather, interleave, transpose};
+use super::{Layout, Packed, Plain, Quant, Rows, Sub, halves, sub_words, unpack_quant_row};
 use crate::simd::Simd;
 
 /// Word `i` of the two low bits of the four sub-blocks of half `g`, from the vectors at `q`.
@@ -25,13 +25,11 @@ impl Layout for Q2_K {
 }
 
 impl Packed for Q2_K {
-    fn pack(rows: &[&[u8]; PANEL_ROWS], panel: &mut [u8]) {
-        gather::<2>(rows, 80, &mut panel[..32]);
-        gather::<2>(rows, 82, &mut panel[32..64]);
-        for i in 0..16 {
-            gather::<1>(rows, i, &mut panel[64 + 16 * i..80 + 16 * i]);
-        }
-        interleave::<16>(rows, 16, &mut panel[320..]);
+    fn pack(rows: &Rows, at: usize, panel: &mut [u8]) {
+        gather::<2>(rows, at + 80, &mut panel[..32]);
+        gather::<2>(rows, at + 82, &mut panel[32..64]);
+        transpose::<16>(rows, at, &mut panel[64..320]);
+        interleave::<16, 1>(rows, at + 16, &mut panel[320..]);
     }
     #[inline(always)]
     fn unpack_row<S: Simd>(s: S, block: &[u8], lane: usize, out: &mut [f32]) {
@@ -81,13 +79,11 @@ impl Layout for Q3_K {
 }
 
 impl Packed for Q3_K {
-    fn pack(rows: &[&[u8]; PANEL_ROWS], panel: &mut [u8]) {
-        gather::<2>(rows, 108, &mut panel[..32]);
-        for i in 0..12 {
-            gather::<1>(rows, 96 + i, &mut panel[32 + 16 * i..48 + 16 * i]);
-        }
-        interleave::<8>(rows, 0, &mut panel[224..736]);
-        interleave::<16>(rows, 32, &mut panel[736..]);
+    fn pack(rows: &Rows, at: usize, panel: &mut [u8]) {
+        gather::<2>(rows, at + 108, &mut panel[..32]);
+        transpose::<12>(rows, at + 96, &mut panel[32..224]);
+        interleave::<8, 1>(rows, at, &mut panel[224..736]);
+        interleave::<16, 1>(rows, at + 32, &mut panel[736..]);
     }
     #[inline(always)]
     fn unpack_row<S: Simd>(s: S, block: &[u8], lane: usize, out: &mut [f32]) {

@@ -7,6 +7,7 @@
 mod float;
 mod k;
 mod k_small;
+mod pack;
 mod plain;
 mod q4;
 mod q5;
@@ -16,6 +17,7 @@ mod table;
 pub(crate) use float::{Bf16, F16, F32, FloatRow};
 pub(crate) use k::{Q4_K, Q5_K, Q6_K};
 pub(crate) use k_small::{Q2_K, Q3_K};
+pub(crate) use pack::Rows;
 pub(crate) use plain::{Plain, UnpackPanel};
 pub(crate) use q4::{Q4_0, Q4_1};
 pub(crate) use q5::{Q5_0, Q5_1};
@@ -129,7 +131,7 @@ impl Format {
 
     /// Packs up to 16 rows (each of [`Self::row_bytes`]) into `panel` (16 times as many bytes). Missing rows are zero.
     pub fn pack_panel(self, rows: &[&[u8]], panel: &mut [u8]) {
-        with_format!(self, Q => pack_panel::<Q>(rows, panel));
+        with_format!(self, Q => pack::pack_panel::<Q>(rows, panel));
     }
 
     /// Dequantizes row `lane` of a panel into `out` (as many values as the row has).
@@ -148,8 +150,10 @@ pub(crate) trait Layout: 'static {
 
 /// A format of the file: how 16 blocks make a panel block.
 pub(crate) trait Packed: Layout {
-    /// Writes the panel block of 16 row blocks.
-    fn pack(rows: &[&[u8]; PANEL_ROWS], panel: &mut [u8]);
+    /// Blocks that are packed by one call, at most.
+    const AT_ONCE: usize = 1;
+    /// Writes the panel blocks that `panel` has room for, of the 16 row blocks from byte `at` of their rows on.
+    fn pack(rows: &Rows, at: usize, panel: &mut [u8]);
     /// Dequantizes row `lane` of a panel block.
     fn unpack_row<S: Simd>(s: S, block: &[u8], lane: usize, out: &mut [f32]);
 }
@@ -218,22 +222,6 @@ impl<S: Simd> Sub<S> {
     }
 }
 
-fn pack_panel<Q: Packed>(rows: &[&[u8]], panel: &mut [u8]) {
-    let row_bytes = panel.len() / PANEL_ROWS;
-    assert!(
-        rows.len() <= PANEL_ROWS && row_bytes.is_multiple_of(Q::BYTES) && rows.iter().all(|r| r.len() == row_bytes)
-    );
-    // Missing rows have zero scales; a whole row of the longest block serves them all.
-    const ZEROS: [u8; 256] = [0; 256];
-    for (b, out) in panel.chunks_exact_mut(PANEL_ROWS * Q::BYTES).enumerate() {
-        let blocks: [&[u8]; PANEL_ROWS] = std::array::from_fn(|r| match rows.get(r) {
-            Some(row) => &row[b * Q::BYTES..(b + 1) * Q::BYTES],
-            None => &ZEROS[..Q::BYTES],
-        });
-        Q::pack(&blocks, out);
-    }
-}
-
 struct UnpackRow<'a, Q> {
     panel: &'a [u8],
     lane: usize,
@@ -271,41 +259,6 @@ pub(crate) fn unpack_quant_row<Q: Quant, S: Simd>(s: S, block: &[u8], lane: usiz
             let q = s.v_and(s.v_shr(sub.w[i / 4], 8 * (i as u32 % 4)), s.v_splat(255));
             let q = pick(s.v_to_f(q)) - Q::OFFSET as f32;
             *out = q.mul_add(scales[i / 16], mins[i / 16]);
-        }
-    }
-}
-
-/// Copies `BYTES` bytes at `from` of each row to the panel as a vector of 16 (scales and the like).
-fn gather<const BYTES: usize>(rows: &[&[u8]; PANEL_ROWS], from: usize, to: &mut [u8]) {
-    for (row, to) in rows.iter().zip(to.as_chunks_mut::<BYTES>().0) {
-        if let Some(value) = row[from..].first_chunk() {
-            *to = *value;
-        }
-    }
-}
-
-/// Interleaves `WORDS` words: word `i` at `from` of row `r` becomes word `r` of 64-byte vector `i`.
-fn interleave<const WORDS: usize>(rows: &[&[u8]; PANEL_ROWS], from: usize, to: &mut [u8]) {
-    // Lengths known to the compiler leave nothing to check in the loops.
-    let (vectors, _) = to.as_chunks_mut::<4>().0.as_chunks_mut::<PANEL_ROWS>();
-    let vectors: &mut [[[u8; 4]; PANEL_ROWS]; WORDS] = vectors.first_chunk_mut().expect("room for the words");
-    let (quads, _) = rows.as_chunks::<4>();
-    for (r, quad) in quads.iter().enumerate() {
-        let quad: [&[[u8; 4]; WORDS]; 4] =
-            quad.map(|row| row[from..].as_chunks().0.first_chunk().expect("a block that is long enough"));
-        // Four rows by four words at a time, in registers.
-        for i in (0..WORDS / 4 * 4).step_by(4) {
-            let words = quad.map(|row| u128::from_le_bytes(std::array::from_fn(|b| row[i + b / 4][b % 4])));
-            for j in 0..4 {
-                let word = |k: usize| u128::from((words[k] >> (32 * j)) as u32) << (32 * k);
-                let column = word(0) | word(1) | word(2) | word(3);
-                vectors[i + j][4 * r..4 * r + 4].as_flattened_mut().copy_from_slice(&column.to_le_bytes());
-            }
-        }
-        for i in WORDS / 4 * 4..WORDS {
-            for (to, row) in vectors[i][4 * r..].iter_mut().zip(quad) {
-                *to = row[i];
-            }
         }
     }
 }

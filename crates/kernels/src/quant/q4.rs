@@ -3,8 +3,8 @@
 //! Panel block of Q4_0: 16 half-precision scales, then 4 vectors of nibbles (low: columns 4i…, high: columns 16+4i…).
 //! Q4_1 has 16 half-precision minima after the scales.
 
-use super::{Layout, Packed, Plain, Quant, Sub, gather, halves, interleave, nibbles, unpack_quant_row};
-use crate::PANEL_ROWS;
+use super::pack::{gather, interleave};
+use super::{Layout, Packed, Plain, Quant, Rows, Sub, halves, nibbles, unpack_quant_row};
 use crate::simd::Simd;
 
 #[allow(non_camel_case_types)]
@@ -16,9 +16,9 @@ impl Layout for Q4_0 {
 }
 
 impl Packed for Q4_0 {
-    fn pack(rows: &[&[u8]; PANEL_ROWS], panel: &mut [u8]) {
-        gather::<2>(rows, 0, &mut panel[..32]);
-        interleave::<4>(rows, 2, &mut panel[32..]);
+    fn pack(rows: &Rows, at: usize, panel: &mut [u8]) {
+        gather::<2>(rows, at, &mut panel[..32]);
+        interleave::<4, 1>(rows, at + 2, &mut panel[32..]);
     }
     #[inline(always)]
     fn unpack_row<S: Simd>(s: S, block: &[u8], lane: usize, out: &mut [f32]) {
@@ -48,10 +48,10 @@ impl Layout for Q4_1 {
 }
 
 impl Packed for Q4_1 {
-    fn pack(rows: &[&[u8]; PANEL_ROWS], panel: &mut [u8]) {
-        gather::<2>(rows, 0, &mut panel[..32]);
-        gather::<2>(rows, 2, &mut panel[32..64]);
-        interleave::<4>(rows, 4, &mut panel[64..]);
+    fn pack(rows: &Rows, at: usize, panel: &mut [u8]) {
+        gather::<2>(rows, at, &mut panel[..32]);
+        gather::<2>(rows, at + 2, &mut panel[32..64]);
+        interleave::<4, 1>(rows, at + 4, &mut panel[64..]);
     }
     #[inline(always)]
     fn unpack_row<S: Simd>(s: S, block: &[u8], lane: usize, out: &mut [f32]) {

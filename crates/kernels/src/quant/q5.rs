@@ -3,28 +3,28 @@
 //! Panel block: as Q4_0 and Q4_1, with one vector of high bits before the nibbles: bit `j` of byte `i` of a row's word
 //! is the fifth bit of column `4j + i`, so that one shift brings the bits of vector `j` into place.
 
-use super::{Layout, Packed, Plain, Quant, Sub, gather, halves, interleave, nibbles, unpack_quant_row};
+use super::pack::{gather, interleave};
+use super::{Layout, Packed, Plain, Quant, Rows, Sub, halves, nibbles, unpack_quant_row};
 use crate::PANEL_ROWS;
 use crate::simd::Simd;
 
-/// Bit `4j + i` of the file's word to bit `8i + j`.
-fn spread(qh: u32) -> u32 {
-    // Two exchanges transpose the 8 × 4 bit matrix.
-    let mut out = 0;
-    for i in 0..4 {
-        let mut bits = qh >> i & 0x1111_1111;
-        bits = (bits | bits >> 3) & 0x0303_0303;
-        bits = (bits | bits >> 6) & 0x000f_000f;
-        bits = (bits | bits >> 12) & 0xff;
-        out |= bits << (8 * i);
+/// Bit `4j + i` of the file's word to bit `8i + j`: the bits of an index are rotated by two, which four exchanges of two
+/// of them do. In each, the bits at `low` change places with those `shift` above.
+fn spread(mut word: u32) -> u32 {
+    for (shift, low) in [(14, 0x0000_cccc), (7, 0x00aa_00aa), (2, 0x0c0c_0c0c), (1, 0x2222_2222)] {
+        let differ = (word >> shift ^ word) & low;
+        word ^= differ ^ differ << shift;
     }
-    out
+    word
 }
 
-fn pack_high(rows: &[&[u8]; PANEL_ROWS], from: usize, to: &mut [u8]) {
-    for (row, to) in rows.iter().zip(to.chunks_exact_mut(4)) {
-        let word = u32::from_le_bytes([row[from], row[from + 1], row[from + 2], row[from + 3]]);
-        to.copy_from_slice(&spread(word).to_le_bytes());
+#[inline(always)]
+fn pack_high(rows: &Rows, from: usize, to: &mut [u8]) {
+    let mut words = [[0; 4]; PANEL_ROWS];
+    gather::<4>(rows, from, words.as_flattened_mut());
+    // Apart from the rest, these are vector instructions.
+    for (to, word) in to.as_chunks_mut().0.iter_mut().zip(words) {
+        *to = spread(u32::from_le_bytes(word)).to_le_bytes();
     }
 }
 
@@ -50,10 +50,10 @@ impl Layout for Q5_0 {
 }
 
 impl Packed for Q5_0 {
-    fn pack(rows: &[&[u8]; PANEL_ROWS], panel: &mut [u8]) {
-        gather::<2>(rows, 0, &mut panel[..32]);
-        pack_high(rows, 2, &mut panel[32..96]);
-        interleave::<4>(rows, 6, &mut panel[96..]);
+    fn pack(rows: &Rows, at: usize, panel: &mut [u8]) {
+        gather::<2>(rows, at, &mut panel[..32]);
+        pack_high(rows, at + 2, &mut panel[32..96]);
+        interleave::<4, 1>(rows, at + 6, &mut panel[96..]);
     }
     #[inline(always)]
     fn unpack_row<S: Simd>(s: S, block: &[u8], lane: usize, out: &mut [f32]) {
@@ -83,11 +83,11 @@ impl Layout for Q5_1 {
 }
 
 impl Packed for Q5_1 {
-    fn pack(rows: &[&[u8]; PANEL_ROWS], panel: &mut [u8]) {
-        gather::<2>(rows, 0, &mut panel[..32]);
-        gather::<2>(rows, 2, &mut panel[32..64]);
-        pack_high(rows, 4, &mut panel[64..128]);
-        interleave::<4>(rows, 8, &mut panel[128..]);
+    fn pack(rows: &Rows, at: usize, panel: &mut [u8]) {
+        gather::<2>(rows, at, &mut panel[..32]);
+        gather::<2>(rows, at + 2, &mut panel[32..64]);
+        pack_high(rows, at + 4, &mut panel[64..128]);
+        interleave::<4, 1>(rows, at + 8, &mut panel[128..]);
     }
     #[inline(always)]
     fn unpack_row<S: Simd>(s: S, block: &[u8], lane: usize, out: &mut [f32]) {

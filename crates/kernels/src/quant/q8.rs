@@ -2,8 +2,8 @@
 //!
 //! Panel block: 16 half-precision scales, then 8 vectors of bytes offset by 128 (vpdpbusd takes unsigned weights).
 
-use super::{Layout, Packed, Plain, Quant, Sub, gather, halves, interleave, unpack_quant_row};
-use crate::PANEL_ROWS;
+use super::pack::{gather, interleave};
+use super::{Layout, Packed, Plain, Quant, Rows, Sub, halves, unpack_quant_row};
 use crate::simd::Simd;
 
 #[allow(non_camel_case_types)]
@@ -15,9 +15,9 @@ impl Layout for Q8_0 {
 }
 
 impl Packed for Q8_0 {
-    fn pack(rows: &[&[u8]; PANEL_ROWS], panel: &mut [u8]) {
-        gather::<2>(rows, 0, &mut panel[..32]);
-        interleave::<8>(rows, 2, &mut panel[32..]);
+    fn pack(rows: &Rows, at: usize, panel: &mut [u8]) {
+        gather::<2>(rows, at, &mut panel[..32]);
+        interleave::<8, 1>(rows, at + 2, &mut panel[32..]);
         for byte in &mut panel[32..] {
             *byte ^= 0x80;
         }

@@ -3,8 +3,8 @@
 //! Panel block: 16 scales (half precision; one exponent byte in MXFP4), then 4 vectors of nibbles as in Q4_0. The table
 //! is offset by 128, as the bytes of Q8_0 are.
 
-use super::{Layout, Packed, Plain, Quant, Sub, gather, halves, interleave, nibbles, unpack_quant_row};
-use crate::PANEL_ROWS;
+use super::pack::{gather, interleave, transpose};
+use super::{Layout, Packed, Plain, Quant, Rows, Sub, halves, nibbles, unpack_quant_row};
 use crate::simd::Simd;
 
 const fn offset(values: [i8; 16]) -> [u8; 16] {
@@ -41,9 +41,9 @@ impl Layout for IQ4_NL {
 }
 
 impl Packed for IQ4_NL {
-    fn pack(rows: &[&[u8]; PANEL_ROWS], panel: &mut [u8]) {
-        gather::<2>(rows, 0, &mut panel[..32]);
-        interleave::<4>(rows, 2, &mut panel[32..]);
+    fn pack(rows: &Rows, at: usize, panel: &mut [u8]) {
+        gather::<2>(rows, at, &mut panel[..32]);
+        interleave::<4, 1>(rows, at + 2, &mut panel[32..]);
     }
     #[inline(always)]
     fn unpack_row<S: Simd>(s: S, block: &[u8], lane: usize, out: &mut [f32]) {
@@ -77,12 +77,10 @@ impl Layout for IQ4_XS {
 }
 
 impl Packed for IQ4_XS {
-    fn pack(rows: &[&[u8]; PANEL_ROWS], panel: &mut [u8]) {
-        gather::<2>(rows, 0, &mut panel[..32]);
-        for i in 0..6 {
-            gather::<1>(rows, 2 + i, &mut panel[32 + 16 * i..48 + 16 * i]);
-        }
-        interleave::<32>(rows, 8, &mut panel[128..]);
+    fn pack(rows: &Rows, at: usize, panel: &mut [u8]) {
+        gather::<2>(rows, at, &mut panel[..32]);
+        transpose::<6>(rows, at + 2, &mut panel[32..128]);
+        interleave::<32, 1>(rows, at + 8, &mut panel[128..]);
     }
     #[inline(always)]
     fn unpack_row<S: Simd>(s: S, block: &[u8], lane: usize, out: &mut [f32]) {
@@ -120,9 +118,9 @@ impl Layout for MXFP4 {
 }
 
 impl Packed for MXFP4 {
-    fn pack(rows: &[&[u8]; PANEL_ROWS], panel: &mut [u8]) {
-        gather::<1>(rows, 0, &mut panel[..16]);
-        interleave::<4>(rows, 1, &mut panel[16..]);
+    fn pack(rows: &Rows, at: usize, panel: &mut [u8]) {
+        gather::<1>(rows, at, &mut panel[..16]);
+        interleave::<4, 1>(rows, at + 1, &mut panel[16..]);
     }
     #[inline(always)]
     fn unpack_row<S: Simd>(s: S, block: &[u8], lane: usize, out: &mut [f32]) {
