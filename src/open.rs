@@ -5,7 +5,6 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use engine::{Engine, Error};
-use kernels::attention::KV_BLOCK;
 use library::{Library, Name};
 use model::{Header, Model, ReadOptions};
 use residency::budget::{Grant, Ledger, Line};
@@ -40,14 +39,6 @@ pub(crate) struct Opened {
 impl Opened {
     pub(crate) fn model(&self) -> &Arc<Model> {
         self.engine.model()
-    }
-
-    /// A grant of the keys and values of `sessions` sessions, for work that does not charge them itself.
-    pub(crate) fn grant_kv(&mut self, sessions: usize) -> Result<Grant, Failure> {
-        let blocks = self.context.div_ceil(KV_BLOCK) * sessions;
-        let bytes = self.engine.runner().kv_bytes_per_token() * (blocks * KV_BLOCK) as u64;
-        let grant = self.ledger.grant(Line::Kv, &self.label, bytes);
-        grant.map_err(|full| Error::Full { line: Line::Kv, full }.into())
     }
 
     /// Bytes of keys and values that a step at position `tokens` reads.

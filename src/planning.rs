@@ -89,6 +89,8 @@ pub(crate) fn plan_for(
     let demand = Demand {
         weights_bytes: footprint.weights_bytes,
         kv_block_bytes: footprint.kv_block_bytes,
+        kv_window_block_bytes: footprint.kv_window_block_bytes,
+        kv_window_blocks_max: footprint.kv_window_blocks_max,
         kv_block_tokens: footprint.kv_block_tokens,
         context_trained: header.config()?.context_len as u64,
         scratch_bytes: footprint.scratch_bytes,

@@ -10,7 +10,7 @@ use std::process::Command;
 const EDGES: &[(&str, &[&str])] = &[
     ("airs", &["gguf", "kernels", "memory", "residency", "model", "engine", "library"]),
     ("engine", &["residency", "model"]),
-    ("model", &["gguf", "kernels", "memory"]),
+    ("model", &["gguf", "kernels", "memory", "residency"]),
     ("gguf", &[]),
     ("kernels", &[]),
     ("memory", &[]),

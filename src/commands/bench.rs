@@ -94,8 +94,6 @@ pub(crate) fn execute(args: &Bench, settings: &Settings) -> Result<(), Failure> 
     let sessions = tests.iter().map(|t| t.parallel).max().unwrap_or(1);
     let need = Need { context: Some(longest), sessions, logits_rows: sessions, lazy: false };
     let mut opened = open(settings, args.model.name(), &args.compute, need)?;
-    // The tests use the runner itself, past the sessions that would charge their keys and values as they come.
-    let _kv = opened.grant_kv(sessions)?;
     opened.say_mode("");
     let mut results = Vec::new();
     for test in tests {

@@ -1,7 +1,9 @@
 //! `airs doctor`: what this machine offers, what each thing is good for, and the command that would enable it.
 
 use std::fs::File;
+use std::path::Path;
 
+use memory::damon::State;
 use memory::pressure::Reader;
 use model::Isa;
 use residency::headroom;
@@ -150,14 +152,18 @@ fn kernel_interfaces(reader: &Reader) -> Vec<Capability> {
         "memory is given back before the machine swaps; without it our own major faults are the signal",
     )
     .or_run("add psi=1 to the kernel command line");
-    let kdamonds = number("/sys/kernel/mm/damon/admin/kdamonds/nr_kdamonds");
-    let found = match kdamonds {
-        Some(0) => "free".to_owned(),
-        Some(n) => format!("in use by somebody else ({n} kdamonds): it will be left alone"),
-        None => "this kernel has none, or does not show it to this user".to_owned(),
+    let state = State::read(Path::new("/"));
+    let found = match state {
+        State::Free => "free".to_owned(),
+        State::InUse(n) => format!("in use by somebody else ({n} kdamonds): it will be left alone"),
+        State::Absent => "this kernel has none, or does not show it to this user".to_owned(),
     };
-    let damon =
-        Capability::new("DAMON", kdamonds == Some(0), found, "an outside view of which pages are used; optional");
+    let damon = Capability::new(
+        "DAMON",
+        state == State::Free,
+        found,
+        "an outside view of which keys and values are used; optional",
+    );
     vec![uffd, uring, psi, damon]
 }
 

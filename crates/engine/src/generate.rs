@@ -7,7 +7,7 @@ use std::time::Instant;
 use model::tokenizer::StreamDecoder;
 use model::{Model, Row, Runner, RunnerOptions};
 
-use residency::budget::{Grant, Ledger};
+use residency::budget::{Grant, Ledger, Line};
 
 use crate::Error;
 use crate::account::Account;
@@ -129,32 +129,19 @@ impl Engine {
         self.account.hold_while_loading(grant);
     }
 
-    /// The KV cache is about to have `bytes`. Where the buffers of loading are in the way, loading is waited for.
-    fn charge_kv(&mut self, bytes: u64) -> Result<(), Error> {
-        let charged = self.account.kv(bytes);
-        if charged.is_err() && self.account.loaded() {
-            self.model.ensure_all(&mut |_, _| ())?;
-            return self.account.kv(bytes);
-        }
-        charged
-    }
-
-    /// From now on `ledger` grants each KV block before it exists.
+    /// From now on `ledger` grants all memory of keys and values before it is taken.
     pub fn charge_to(&mut self, ledger: &Ledger, owner: &str) -> Result<(), Error> {
-        self.account.open_kv(ledger, owner, self.runner.kv_bytes())
+        self.runner.charge_to(ledger, owner).map_err(|full| Error::Full { line: Line::Kv, full })
     }
 
     /// Takes the memory for all positions of `session` now, which else comes as it grows.
     pub fn reserve(&mut self, session: &Session) -> Result<(), Error> {
-        self.charge_kv(self.runner.kv_bytes_at(session.sequence, session.context_max))?;
         Ok(self.runner.sequence_reserve(session.sequence)?)
     }
 
-    /// Gives back the KV blocks that no session holds.
+    /// Gives back the memory of keys and values that nothing is kept in.
     pub fn trim_kv(&mut self) {
-        if self.runner.kv_trim() > 0 {
-            self.account.kv_shrunk(self.runner.kv_bytes());
-        }
+        self.runner.kv_trim();
     }
 
     /// The model.
@@ -185,8 +172,7 @@ impl Engine {
         if prompt.len() > session.context_max {
             return Err(Error::PromptTooLong { prompt: prompt.len(), context: session.context_max });
         }
-        let reused = session.reusable(prompt);
-        self.runner.sequence_truncate(session.sequence, reused);
+        let reused = self.runner.sequence_truncate(session.sequence, session.reusable(prompt));
         session.tokens.truncate(reused);
         Ok(reused)
     }
@@ -195,12 +181,17 @@ impl Engine {
     fn extend(&mut self, session: &mut Session, tokens: &[u32], from: usize) -> Result<&[f32], Error> {
         let row = |(i, &token): (usize, &u32)| Row { sequence: session.sequence, token, logits: i >= from };
         let rows: Vec<Row> = tokens.iter().enumerate().map(row).collect();
-        self.charge_kv(self.runner.kv_bytes_at(session.sequence, session.tokens.len() + tokens.len()))?;
-        let logits = self.runner.forward(&rows)?;
+        let mut computed = self.runner.forward(&rows).map(drop);
+        // Where the buffers of loading are in the way, loading is waited for.
+        if matches!(computed, Err(model::Error::KvFull(_))) && self.account.loaded() {
+            self.model.ensure_all(&mut |_, _| ())?;
+            computed = self.runner.forward(&rows).map(drop);
+        }
+        computed?;
         // A step has been through all of them.
         self.account.loaded();
         session.tokens.extend_from_slice(tokens);
-        Ok(logits)
+        Ok(self.runner.logits())
     }
 
     /// Computes `prompt` in a session of its own and shows the logits from position `from` on: position and logits to

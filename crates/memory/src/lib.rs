@@ -2,7 +2,9 @@
 //! Linux. Knows bytes and ranges; what they mean is its callers' business.
 
 pub mod backing;
+pub mod blobs;
 mod buffer;
+pub mod damon;
 mod error;
 mod hugetlb;
 mod mapping;

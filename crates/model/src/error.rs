@@ -89,4 +89,7 @@ pub enum Error {
         /// Limit of the sequence.
         context_max: usize,
     },
+    /// There is no room for keys and values.
+    #[error("no memory for keys and values: {0}")]
+    KvFull(residency::kv::Shortage),
 }

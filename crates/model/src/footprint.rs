@@ -3,6 +3,7 @@
 
 use crate::config::Config;
 use crate::forward::shape;
+use crate::kv::groups::LayerGroups;
 use crate::weights::format_of;
 use crate::{Error, Header, RunnerOptions};
 use gguf::TensorInfo;
@@ -21,6 +22,10 @@ pub struct Footprint {
     pub metadata_bytes: u64,
     /// Keys and values of a block of [`Footprint::kv_block_tokens`] positions.
     pub kv_block_bytes: u64,
+    /// Of these, those of layers with a sliding window.
+    pub kv_window_block_bytes: u64,
+    /// Blocks that such a layer holds at most; the others have one for all [`Footprint::kv_block_tokens`] positions.
+    pub kv_window_blocks_max: u64,
     /// Positions of a block.
     pub kv_block_tokens: u64,
     /// Activations and logits of a micro-batch.
@@ -47,6 +52,9 @@ impl Header {
     pub fn footprint(&self, options: &RunnerOptions, logits_rows: usize) -> Result<Footprint, Error> {
         let config = self.config()?;
         let kv_types = (options.type_k, options.type_v);
+        let layer_bytes = shape(&config, 0, kv_types).block_bytes();
+        let groups = LayerGroups::new(&config);
+        let window_layers = groups.layout.window_groups * groups.layers;
         let is_matrix = |t: &&TensorInfo| t.dims.len() == 2;
         let packed = |t: &TensorInfo| packed_bytes(t).unwrap_or(0) as u64;
         let tied = self.gguf.tensor("output.weight").is_none();
@@ -59,7 +67,9 @@ impl Header {
             weights_bytes: matrices - row_table_bytes,
             row_table_bytes,
             metadata_bytes: config.vocab_len as u64 * TOKEN_BYTES + merges * MERGE_BYTES + vectors + template_bytes,
-            kv_block_bytes: (config.layers * shape(&config, 0, kv_types).block_bytes()) as u64,
+            kv_block_bytes: (config.layers * layer_bytes) as u64,
+            kv_window_block_bytes: (window_layers * layer_bytes) as u64,
+            kv_window_blocks_max: groups.layout.window_blocks_max(options.micro_batch) as u64,
             kv_block_tokens: KV_BLOCK as u64,
             scratch_bytes: self.scratch_bytes(&config, options.micro_batch.min(config.context_len).max(1), logits_rows),
             scratch_bytes_per_token: scratch_bytes_per_token(&config),
@@ -155,6 +165,16 @@ mod tests {
             let row = Row { sequence, token: 1, logits: true };
             runner.forward(&[row; 17]).expect("17 tokens");
             assert_eq!(runner.kv_bytes(), 2 * footprint.kv_block_bytes);
+            assert_eq!(footprint.kv_window_block_bytes > 0, architecture == Architecture::Gemma3);
+            let long = runner.sequence_open(1000);
+            let row = Row { sequence: long, token: 1, logits: false };
+            runner.forward(&[row; 100]).expect("100 tokens");
+            runner.sequence_close(sequence);
+            runner.sequence_reserve(long).expect("a few MiB");
+            let full = footprint.kv_block_bytes - footprint.kv_window_block_bytes;
+            let window = footprint.kv_window_block_bytes * footprint.kv_window_blocks_max.min(63);
+            let planned = (63 * full + window).max(2 * footprint.kv_block_bytes);
+            assert_eq!(runner.kv_bytes(), planned, "{architecture:?}");
         }
     }
 }

@@ -2,7 +2,8 @@
 
 use crate::Error;
 use crate::config::{Config, Family};
-use crate::kv_store::{BlockId, KvStore};
+use crate::kv::groups::LayerGroups;
+use crate::kv::store::KvStore;
 use crate::rope::RopeTable;
 use crate::weights::{Layer, Weights};
 use kernels::activations::{Activations, Forms, Norm, Precision};
@@ -11,6 +12,7 @@ use kernels::isa::Level;
 use kernels::matmul::{Matrix, Output, matmul, matmul_gated};
 use kernels::ops;
 use kernels::threads::Pool;
+use residency::kv::{BlockId, Tables};
 
 /// Consecutive tokens of one sequence in a batch.
 pub(crate) struct Run<'a> {
@@ -21,7 +23,7 @@ pub(crate) struct Run<'a> {
     /// Position of the first.
     pub(crate) position: usize,
     /// The sequence's KV blocks, for all positions up to the end of this run.
-    pub(crate) blocks: &'a [BlockId],
+    pub(crate) tables: Tables<'a>,
 }
 
 /// Rows of queries, keys and values whose positions share a KV block: the work of one task.
@@ -62,6 +64,8 @@ pub(crate) struct Forward<'a> {
     pub(crate) level: Level,
     /// The memory of all KV blocks.
     pub(crate) kv: &'a mut KvStore,
+    /// Which layer has which of a sequence's blocks.
+    pub(crate) groups: &'a LayerGroups,
     /// Types of keys and values in there.
     pub(crate) kv_types: (KvType, KvType),
     pub(crate) scratch: &'a mut Scratch,
@@ -179,8 +183,13 @@ impl Forward<'_> {
 
         self.rotate_and_store(&shape, index, layer, runs, row_len);
         let s = &mut *self.scratch;
-        let part = |&id| &self.kv.block(id)[index * shape.block_bytes()..][..shape.block_bytes()];
-        let blocks: Vec<Vec<&[u8]>> = runs.iter().map(|run| run.blocks.iter().map(part).collect()).collect();
+        let (group, place) = self.groups.place(index);
+        let part = |id| &self.kv.block(id)[place * shape.block_bytes()..][..shape.block_bytes()];
+        // Behind the window nothing is read.
+        let table = |run: &Run<'_>| -> Vec<&[u8]> {
+            (0..run.tables.len()).map(|i| run.tables.block(group, i).map_or(&[][..], part)).collect()
+        };
+        let blocks: Vec<Vec<&[u8]>> = runs.iter().map(table).collect();
         let runs: Vec<attention::Run<'_>> = runs
             .iter()
             .zip(&blocks)
@@ -201,11 +210,13 @@ impl Forward<'_> {
         let (q_len, kv_len) = (c.heads * c.head_len, c.heads_kv * c.head_len);
         let rope = if shape.window.is_some() { self.rope_window } else { self.rope };
         let layer_bytes = shape.block_bytes();
+        let (group, place) = self.groups.place(index);
         let mut parts = Vec::new();
         let mut rows = &mut self.scratch.qkv[..];
         for run in runs {
             let (mut position, end) = (run.position, run.position + run.len);
-            for &block in &run.blocks[position / KV_BLOCK..end.div_ceil(KV_BLOCK)] {
+            for i in position / KV_BLOCK..end.div_ceil(KV_BLOCK) {
+                let block = run.tables.block(group, i).expect("what is computed is not behind the window");
                 let len = (position / KV_BLOCK * KV_BLOCK + KV_BLOCK).min(end) - position;
                 let (part, rest) = rows.split_at_mut(len * row_len);
                 parts.push(Part { block, rows: part, position });
@@ -214,7 +225,7 @@ impl Forward<'_> {
         }
         parts.sort_unstable_by_key(|part| part.block);
         let blocks = self.kv.blocks_mut(parts.iter().map(|part| part.block));
-        let kv: Vec<&mut [u8]> = blocks.map(|block| &mut block[index * layer_bytes..][..layer_bytes]).collect();
+        let kv: Vec<&mut [u8]> = blocks.map(|block| &mut block[place * layer_bytes..][..layer_bytes]).collect();
         let mut tasks: Vec<_> = parts.iter_mut().zip(kv).collect();
         self.pool.run_chunks(&mut tasks, 1, |_, tasks| {
             for (Part { rows, position, .. }, kv) in tasks {

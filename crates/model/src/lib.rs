@@ -5,11 +5,12 @@ pub mod config;
 mod error;
 mod footprint;
 mod forward;
-mod kv_store;
+mod kv;
 mod limits;
 mod options;
 mod rope;
 mod runner;
+mod sequences;
 pub mod tokenizer;
 mod weights;
 
@@ -23,12 +24,15 @@ pub use error::Error;
 pub use footprint::Footprint;
 pub use kernels::attention::KvType;
 pub use kernels::isa::Isa;
+pub use kv::spill::Spilled;
 pub use limits::{Limits, Rate};
 pub use memory::backing::{Backing, Choice};
 pub use memory::pager::{Stats, Window};
 pub use memory::source::ReadOptions;
 pub use options::{DenseWeights, LoadOptions};
-pub use runner::{Row, Runner, RunnerOptions, SequenceId};
+pub use residency::kv::SequenceId;
+pub use runner::{Row, Runner, RunnerOptions};
+pub use sequences::{KvDir, Opened, Opening};
 pub use tokenizer::Tokenizer;
 
 /// A model file's header, and the file or files that it belongs to.
@@ -105,6 +109,7 @@ pub struct Model {
     pub weights_bytes: u64,
     pub(crate) family: &'static config::Family,
     pub(crate) weights: Arc<weights::Weights>,
+    pub(crate) sources: Vec<Arc<dyn ByteSource>>,
 }
 
 impl Model {
@@ -137,7 +142,14 @@ impl Model {
             family,
             config,
             weights,
+            sources: header.sources,
         })
+    }
+
+    /// What tells the model's content from others in this process.
+    pub(crate) fn identity(&self) -> String {
+        let files = self.sources.iter().map(|s| s.identity().map_or_else(|| s.name().to_owned(), |i| format!("{i:?}")));
+        files.collect::<Vec<_>>().join(" ")
     }
 
     /// Opens the model at `path` and waits until all weights are in; `progress` gets (bytes in memory, bytes in all).

@@ -3,12 +3,12 @@
 use fixtures::tiny_model::{Architecture, TinySpec, write};
 use gguf::TensorType;
 use model::{Error, Model, Row, Runner, RunnerOptions, SequenceId};
+use residency::budget::{Ledger, Line};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use std::process::Command;
 use std::sync::Arc;
 
 const CHILD: &str = "AIRS_TEST_CHILD";
-const KV_BLOCK: usize = 16;
 
 fn runner() -> Runner {
     let dir = tempfile::tempdir().expect("a directory");
@@ -25,25 +25,24 @@ fn extend(runner: &mut Runner, sequence: SequenceId, tokens: usize) -> Result<Ve
 }
 
 #[test]
-fn what_is_taken_is_what_was_announced_and_no_more_than_the_sequences_may_have() {
+fn what_is_taken_is_what_the_ledger_granted_and_no_more_than_the_sequences_may_have() {
     let mut runner = runner();
-    let block_bytes = runner.kv_bytes_per_token() * KV_BLOCK as u64;
+    let block_bytes = runner.kv_block_bytes();
+    let ledger = Ledger::new(1 << 30);
+    runner.charge_to(&ledger, "tiny").expect("nothing yet");
     let (a, b) = (runner.sequence_open(100), runner.sequence_open(40));
     assert_eq!(runner.kv_bytes(), 0);
-    let mut growths = 0;
     for (sequence, tokens) in [(a, 33), (b, 1), (a, 50), (b, 39), (a, 17)] {
-        let announced = runner.kv_bytes_at(sequence, runner.sequence_len(sequence) + tokens);
-        growths += usize::from(announced > runner.kv_bytes());
         extend(&mut runner, sequence, tokens).expect("room");
-        assert_eq!(runner.kv_bytes(), announced);
+        assert_eq!(runner.kv_bytes(), ledger.line_bytes(Line::Kv));
     }
-    assert!(growths > 0);
     assert_eq!(runner.kv_bytes(), (7 + 3) * block_bytes, "both are full");
     runner.sequence_close(b);
     let c = runner.sequence_open(60);
-    assert_eq!(runner.kv_bytes_at(c, 60), (7 + 4) * block_bytes, "three of its blocks are there");
     runner.sequence_reserve(c).expect("a few KiB");
-    assert_eq!(runner.kv_bytes(), (7 + 4) * block_bytes);
+    assert_eq!(runner.kv_bytes(), (7 + 4) * block_bytes, "three of its blocks were there");
+    drop(runner);
+    assert_eq!(ledger.used_bytes(), 0);
 }
 
 #[test]
@@ -72,7 +71,7 @@ fn a_context_that_no_machine_holds_cannot_be_reserved_and_does_no_harm() {
     let (small, large) = (runner.sequence_open(64), runner.sequence_open(usize::MAX));
     extend(&mut runner, small, 20).expect("room");
     let held = runner.kv_bytes();
-    assert!(held > 0 && runner.kv_bytes_at(large, usize::MAX) > 1 << 60);
+    assert!(held > 0);
     let error = runner.sequence_reserve(large).expect_err("no machine holds that");
     assert!(matches!(error, Error::Memory(memory::Error::Map { len_bytes, .. }) if len_bytes > 1 << 60), "{error}");
     assert_eq!((runner.kv_bytes(), runner.sequence_len(small), runner.sequence_len(large)), (held, 20, 0));

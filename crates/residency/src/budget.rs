@@ -217,6 +217,18 @@ impl Grant {
         self.bytes = bytes;
         Ok(())
     }
+
+    /// Moves `bytes`, or as many as there are, to another line of the same ledger: nobody else can take them meanwhile.
+    pub fn give(&mut self, to: &mut Grant, bytes: u64) {
+        debug_assert!(Arc::ptr_eq(&self.ledger.0, &to.ledger.0));
+        let bytes = bytes.min(self.bytes);
+        let mut book = self.ledger.book();
+        book.remove(self.line, &self.owner, bytes);
+        book.add(to.line, &to.owner, bytes);
+        drop(book);
+        self.bytes -= bytes;
+        to.bytes += bytes;
+    }
 }
 
 impl Drop for Grant {
@@ -275,6 +287,20 @@ mod tests {
         assert!(refused > 100 && granted > 100, "{refused} refused, {granted} granted");
         grants.clear();
         assert_eq!(ledger.used_bytes(), 0);
+    }
+
+    #[test]
+    fn bytes_change_their_line_in_a_full_ledger() {
+        let ledger = Ledger::new(100);
+        let mut kv = ledger.grant(Line::Kv, "a", 100).expect("it fits");
+        let mut prefix = ledger.grant(Line::PrefixCache, "a", 0).expect("nothing always fits");
+        for (bytes, left) in [(30, 70), (90, 0)] {
+            kv.give(&mut prefix, bytes);
+            assert_eq!((kv.bytes(), prefix.bytes(), ledger.used_bytes()), (left, 100 - left, 100));
+            assert_eq!(ledger.line_bytes(Line::PrefixCache), 100 - left);
+        }
+        drop((kv, prefix));
+        assert_eq!((ledger.used_bytes(), ledger.peak_bytes()), (0, 100));
     }
 
     #[test]

@@ -8,6 +8,7 @@ pub mod budget;
 pub mod experts;
 pub mod forecast;
 pub mod headroom;
+pub mod kv;
 pub mod models;
 pub mod plan;
 pub mod pressure;

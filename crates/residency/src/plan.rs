@@ -9,6 +9,10 @@ pub struct Demand {
     pub weights_bytes: u64,
     /// A block of keys and values.
     pub kv_block_bytes: u64,
+    /// Of these, those of layers with a sliding window.
+    pub kv_window_block_bytes: u64,
+    /// Blocks that such layers hold at most.
+    pub kv_window_blocks_max: u64,
     /// Positions of a block.
     pub kv_block_tokens: u64,
     /// Positions that the model was trained for.
@@ -105,11 +109,18 @@ pub struct Plan {
 }
 
 impl Demand {
+    /// Keys and values of a session of `context` positions.
+    pub fn kv_bytes(&self, context: u64) -> u64 {
+        let blocks = context.div_ceil(self.kv_block_tokens.max(1));
+        let full = self.kv_block_bytes - self.kv_window_block_bytes;
+        blocks * full + blocks.min(self.kv_window_blocks_max) * self.kv_window_block_bytes
+    }
+
     /// Bytes in `mode` with `sessions` of `context` positions.
     pub fn bytes(&self, mode: Mode, context: u64, sessions: u64) -> Bytes {
         let weights = if mode == Mode::Streamed { 0 } else { self.weights_bytes };
         let comes = matches!(mode, Mode::Lazy | Mode::Streamed);
-        let kv = context.div_ceil(self.kv_block_tokens.max(1)) * self.kv_block_bytes * sessions;
+        let kv = self.kv_bytes(context) * sessions;
         let scratch = self.scratch_bytes + context * self.scratch_bytes_per_token;
         // Weights that come while the model runs need the buffers beside the rest; else they are free before that is taken.
         let io = if comes { self.io_bytes } else { self.io_bytes.saturating_sub(kv + scratch) };
@@ -209,6 +220,8 @@ mod tests {
     const DEMAND: Demand = Demand {
         weights_bytes: 1000,
         kv_block_bytes: 16,
+        kv_window_block_bytes: 0,
+        kv_window_blocks_max: 0,
         kv_block_tokens: 16,
         context_trained: 500,
         scratch_bytes: 100,
@@ -263,6 +276,14 @@ mod tests {
         assert_eq!(streamed.bytes.io, 300);
         assert!(streamed.reasons[0].starts_with("lazy: weights"), "{:?}", streamed.reasons);
         assert_eq!(plan(&DEMAND, &Ask { budget_bytes: 1 << 20, ..ask }).mode, Mode::Lazy);
+    }
+
+    #[test]
+    fn behind_a_window_nothing_is_kept() {
+        let demand = Demand { kv_window_block_bytes: 12, kv_window_blocks_max: 5, ..DEMAND };
+        assert_eq!([1, 80, 81, 480].map(|c| demand.kv_bytes(c)), [16, 5 * 16, 5 * 16 + 4, 5 * 16 + 25 * 4]);
+        let budget = DEMAND.bytes(Mode::Resident, 160, 1).total();
+        assert!(demand.context_max(Mode::Resident, budget, 1) > DEMAND.context_max(Mode::Resident, budget, 1));
     }
 
     #[test]
