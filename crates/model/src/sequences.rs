@@ -8,6 +8,7 @@ use memory::blobs::{BlobDir, Bounds};
 use residency::budget::{Full, Ledger};
 use residency::kv::{Change, Class, Event, Growth, Reason, Scope, SequenceId, Stats};
 use residency::pressure::Step;
+use std::ops::Range;
 use std::path::PathBuf;
 
 /// A sequence that shares.
@@ -81,9 +82,15 @@ impl Runner {
         let restored = self.kv.restore(&key, class, tokens)?;
         let mut id = self.kv.cache.join(key.clone(), class, opening.context_max, tokens);
         let mut reused = self.sequence_len(id);
-        if !restored.nodes.is_empty() && !self.is_true(&key, id, &restored)? {
+        let is_true = if restored.nodes.is_empty() { Ok(true) } else { self.is_true(&key, id, &restored) };
+        if !matches!(is_true, Ok(true)) {
             self.kv.cache.close(id);
-            self.kv.refute(&restored);
+            self.kv.forget(&restored, matches!(is_true, Ok(false)));
+            match is_true {
+                // No room for the check, so nothing is proven, and there would be none for the sequence.
+                Ok(_) | Err(Error::KvFull(_)) => {}
+                Err(error) => return Err(error),
+            }
             id = self.kv.cache.join(key, class, opening.context_max, tokens);
             reused = self.sequence_len(id);
         }
@@ -123,11 +130,7 @@ impl Runner {
             })
         });
         self.kv.cache.close(check);
-        match same {
-            // No room for the check: then there is none for the sequence either, and nothing is proven.
-            Err(Error::KvFull(_)) => Ok(false),
-            same => same,
-        }
+        same
     }
 
     /// A second sequence with the same positions, in the same blocks until one of them goes on.
@@ -239,9 +242,15 @@ impl Runner {
         self.kv.spill()
     }
 
-    /// What `is_idle` says of the addresses of its blocks counts as if a conversation had been idle for long.
-    pub fn kv_observe(&mut self, is_idle: &dyn Fn(std::ops::Range<u64>) -> bool) -> usize {
+    /// Where in the process's memory keys and values are, for an observer of that (see [`memory::damon`]).
+    pub fn kv_ranges(&self) -> Vec<Range<u64>> {
+        self.kv.store.ranges()
+    }
+
+    /// What `is_idle` says of the addresses of its blocks counts as if a conversation had been idle for long, until it is
+    /// used; how many blocks of 16 positions it says so of.
+    pub fn kv_observe(&mut self, is_idle: &dyn Fn(&Range<u64>) -> bool) -> usize {
         let store = &self.kv.store;
-        self.kv.cache.observe_idle(&|block| is_idle(store.address(block)))
+        self.kv.cache.observe_idle(&|block| is_idle(&store.address(block)))
     }
 }

@@ -9,6 +9,7 @@ use residency::kv::{Change, Class, Growth, IDLE_MS};
 use residency::pressure::Step;
 use sha2::{Digest, Sha256};
 use std::fs;
+use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -288,4 +289,26 @@ fn keys_and_values_that_the_model_does_not_compute_are_found_whatever_their_chec
     let (opened, reasons) = restored(&model, &all, dir.path());
     assert!(opened.restored == 0 && reasons.iter().all(|r| r.contains("computes")), "{opened:?} {reasons:?}");
     assert_eq!((reasons.len(), fs::read_dir(dir.path()).expect("it is there").count()), (6, 0));
+}
+
+#[test]
+fn what_an_observer_saw_idle_goes_before_its_time() {
+    let model = model(1);
+    let mut runner = runner(&model);
+    for salt in [1, 2] {
+        let all = tokens(50, salt);
+        let opened = join(&mut runner, &all);
+        complete(&mut runner, opened, &all).expect("room");
+        runner.sequence_close(opened.id);
+    }
+    let ranges = runner.kv_ranges();
+    let inside = |range: &Range<u64>| ranges.iter().any(|r| r.start <= range.start && range.end <= r.end);
+    assert_eq!(runner.kv_shrink(Step::ShrinkPrefixCache).expect("no files"), 0, "they are not idle");
+    assert_eq!(runner.kv_observe(&|range| inside(range)), 8);
+    let again = join(&mut runner, &tokens(50, 1));
+    assert_eq!(again.reused, 49);
+    runner.sequence_close(again.id);
+    assert_eq!(runner.kv_shrink(Step::ShrinkPrefixCache).expect("no files"), 0, "one slab holds both");
+    assert_eq!(runner.kv_match_len(&opening(&tokens(50, 1))), 49, "used since");
+    assert_eq!(runner.kv_match_len(&opening(&tokens(50, 2))), 0, "gone");
 }

@@ -10,7 +10,6 @@ pub(crate) mod store;
 
 use crate::Error;
 use groups::LayerGroups;
-use memory::Buffer;
 use residency::budget::{Full, Grant, Ledger, Line};
 use residency::kv::{Cache, Change, Class, Growth, Reason, Scope, SequenceId, Shortage};
 use spill::Spill;
@@ -114,14 +113,19 @@ impl KvCache {
             return Ok(Growth::Ready);
         }
         let held: usize = wants.iter().map(|&(id, _)| self.cache.blocks_held(id)).fold(0, usize::saturating_add);
-        let shortage = Shortage {
-            wanted_bytes: self.bytes_of(missing - self.cache.free_blocks()),
+        let shortage = self.shortage(missing);
+        let alone = self.bytes_of(held.min(self.cache.leased_blocks()).saturating_add(missing));
+        Ok(if alone > shortage.limit_bytes { Growth::Refuse(shortage) } else { Growth::Wait(shortage) })
+    }
+
+    /// The numbers where `wanted` blocks are not free.
+    fn shortage(&self, wanted: usize) -> Shortage {
+        Shortage {
+            wanted_bytes: self.bytes_of(wanted.saturating_sub(self.cache.free_blocks())),
             leased_bytes: self.bytes_of(self.cache.leased_blocks()),
             cached_bytes: self.bytes_of(self.cache.cached_blocks()),
             limit_bytes: self.limit_bytes(),
-        };
-        let alone = self.bytes_of(held.min(self.cache.leased_blocks()).saturating_add(missing));
-        Ok(if alone > shortage.limit_bytes { Growth::Refuse(shortage) } else { Growth::Wait(shortage) })
+        }
     }
 
     /// Makes `wanted` blocks free, by taking memory, then by evicting what a request of `class` may displace.
@@ -165,7 +169,7 @@ impl KvCache {
         {
             return Ok(false);
         }
-        match self.map(blocks) {
+        match self.store.map(blocks) {
             Ok(buffer) => {
                 let number = self.cache.add_slab(blocks as u32);
                 self.store.put_slab(number, buffer);
@@ -178,26 +182,13 @@ impl KvCache {
         }
     }
 
-    fn map(&self, blocks: usize) -> Result<Buffer, Error> {
-        let buffer = self.store.map(blocks)?;
-        // No machine maps so many blocks that their numbers overflow.
-        debug_assert!(u32::try_from(blocks).is_ok());
-        Ok(buffer)
-    }
-
     /// Takes the memory of all positions of a sequence now.
     pub(crate) fn reserve(&mut self, id: SequenceId) -> Result<(), Error> {
         self.cache.reserve(id);
         let wanted = self.cache.blocks_reserved(self.chunk);
         let class = self.cache.class(id);
         if !self.free_up(wanted, class)? {
-            let shortage = Shortage {
-                wanted_bytes: self.bytes_of(wanted - self.cache.free_blocks()),
-                leased_bytes: self.bytes_of(self.cache.leased_blocks()),
-                cached_bytes: self.bytes_of(self.cache.cached_blocks()),
-                limit_bytes: self.limit_bytes(),
-            };
-            return Err(Error::KvFull(shortage));
+            return Err(Error::KvFull(self.shortage(wanted)));
         }
         // Written, for pages that are only mapped take none.
         for block in self.cache.free_ids() {

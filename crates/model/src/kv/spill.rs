@@ -221,10 +221,10 @@ impl KvCache {
         true
     }
 
-    /// What was restored is not what the model computes: it is given up, and the files are.
-    pub(crate) fn refute(&mut self, restored: &Restored) {
+    /// Gives up what was restored, and where it is `refuted`, not being what the model computes, the files too.
+    pub(crate) fn forget(&mut self, restored: &Restored, refuted: bool) {
         self.cache.discard(&restored.nodes);
-        for name in &restored.names {
+        for name in restored.names.iter().filter(|_| refuted) {
             let reason = "it is not what the model computes".to_owned();
             self.cache.record(Change::Ignored { file: file(name), reason });
             if let Some(spill) = &mut self.spill {

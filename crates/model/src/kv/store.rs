@@ -38,7 +38,8 @@ impl KvStore {
 
     /// Memory for `blocks` blocks, to be put in place with [`KvStore::put_slab`].
     pub(crate) fn map(&self, blocks: usize) -> Result<Buffer, Error> {
-        // A length that overflows is one that the system refuses.
+        // A length that overflows is one that the system refuses; so are more blocks than have numbers.
+        let blocks = u32::try_from(blocks).map_or(usize::MAX, |blocks| blocks as usize);
         Ok(Buffer::new(blocks.saturating_mul(self.block_bytes))?)
     }
 
@@ -68,6 +69,15 @@ impl KvStore {
     pub(crate) fn address(&self, id: BlockId) -> Range<u64> {
         let start = self.block(id).as_ptr().addr() as u64;
         start..start + self.block_bytes as u64
+    }
+
+    /// Where the slabs are.
+    pub(crate) fn ranges(&self) -> Vec<Range<u64>> {
+        let range = |slab: &Buffer| {
+            let start = slab.as_ptr().addr() as u64;
+            start..start + slab.len() as u64
+        };
+        self.slabs.iter().flatten().map(range).collect()
     }
 
     /// The bytes of a block, to be written.

@@ -18,6 +18,7 @@ fn content(key: u32, tokens: &[u32], group: usize) -> u64 {
     hasher.finish()
 }
 
+#[derive(Clone)]
 struct Harness {
     cache: Cache<u32>,
     limit: usize,
@@ -257,4 +258,94 @@ fn a_hundred_thousand_operations_leave_every_count_and_every_position_right() {
 #[test]
 fn the_same_holds_where_layers_have_windows() {
     random_operations(WINDOWED, 100_000);
+}
+
+/// A cache with closed conversations: key, class, tokens, and when each was closed.
+fn with(layout: Layout, conversations: &[(u32, Class, usize, u64)]) -> Harness {
+    let mut h = Harness::new(layout, 1000);
+    for &(key, class, len, at_ms) in conversations {
+        h.cache.set_clock(at_ms);
+        let all: Vec<u32> = (0..len as u32).collect();
+        let at = h.join(key, class, &all);
+        for chunk in all.chunks(CHUNK) {
+            assert!(h.append(at, chunk));
+        }
+        h.close(at);
+    }
+    h
+}
+
+/// How much is left of each conversation while a block at a time goes.
+fn left(h: &mut Harness, scope: Scope, conversations: &[(u32, usize)], times: usize) -> Vec<Vec<usize>> {
+    let step = |_| {
+        h.cache.evict(1, scope, Reason::Room);
+        conversations.iter().map(|&(key, len)| h.cache.match_len(&key, &(0..len as u32).collect::<Vec<_>>())).collect()
+    };
+    (0..times).map(step).collect()
+}
+
+#[test]
+fn classes_go_in_order_and_an_interactive_one_only_when_it_is_idle_or_for_its_like() {
+    let [batch, background, system, interactive] = Class::ALL;
+    // In another order than they go, the batch one used last.
+    let all = [(3, interactive, 20, 0), (2, system, 20, 1), (1, background, 20, 2), (0, batch, 20, 3)];
+    let lens: Vec<(u32, usize)> = (0..4).map(|key| (key, 20)).collect();
+    let mut h = with(PLAIN, &all);
+    let steps = left(&mut h, Scope::For(batch), &lens, 7);
+    let want = [
+        [16, 20, 20, 20],
+        [0, 20, 20, 20],
+        [0, 16, 20, 20],
+        [0, 0, 20, 20],
+        [0, 0, 16, 20],
+        [0, 0, 0, 20],
+        [0, 0, 0, 20],
+    ];
+    assert_eq!(steps, want, "the last one is refused");
+    assert_eq!(left(&mut h.clone(), Scope::For(interactive), &lens, 1), [[0, 0, 0, 16]]);
+    let mut seen = h.clone();
+    assert_eq!(seen.cache.observe_idle(&|_| true), 2);
+    assert_eq!(left(&mut seen, Scope::For(batch), &lens, 1), [[0, 0, 0, 16]]);
+    h.cache.set_clock(IDLE_MS);
+    assert_eq!(left(&mut h, Scope::Idle, &lens, 2), [[0, 0, 0, 16], [0, 0, 0, 0]]);
+}
+
+#[test]
+fn within_a_class_the_least_recomputation_goes_first_then_what_was_used_least_recently() {
+    let class = Class::Batch;
+    let mut h = with(PLAIN, &[(0, class, 32 + 9, 0), (1, class, 32 + 3, 1), (2, class, 32, 2)]);
+    let steps = left(&mut h, Scope::For(class), &[(0, 41), (1, 35), (2, 32)], 5);
+    assert_eq!(steps, [[41, 32, 32], [32, 32, 32], [16, 32, 32], [0, 32, 32], [0, 16, 32]]);
+    let h = with(PLAIN, &[(0, class, 32, 0), (1, class, 32, 1)]);
+    // What an open sequence holds frees nothing, and its parents stay too.
+    let mut held = h.clone();
+    held.join(0, class, &(0..20).collect::<Vec<_>>());
+    assert_eq!(left(&mut held, Scope::All, &[(0, 32), (1, 32)], 3), [[32, 16], [32, 0], [32, 0]]);
+    // A request that cannot be met costs nobody anything.
+    let mut whole = h.clone();
+    assert_eq!(whole.cache.evict(5, Scope::All, Reason::Room), 0);
+    assert_eq!(whole.cache.cached_blocks(), 4);
+}
+
+#[test]
+fn blocks_behind_every_window_go_first_and_cost_nothing() {
+    let mut h = with(WINDOWED, &[(0, Class::Interactive, 200, 0)]);
+    let all: Vec<u32> = (0..200).collect();
+    assert_eq!(h.cache.cached_blocks(), 13 * 3);
+    assert_eq!(h.cache.match_len(&0, &all[..100]), 100);
+    // To go on from 200 the window needs positions from 161 on, in blocks 10 to 12. Batch may take the rest: ten times two.
+    assert_eq!(h.cache.evict(20, Scope::For(Class::Batch), Reason::Room), 20);
+    assert_eq!((h.cache.match_len(&0, &all), h.cache.match_len(&0, &all[..100])), (200, 0));
+    assert_eq!(h.cache.evict(1, Scope::For(Class::Batch), Reason::Room), 0, "the others are its user's");
+    // The tail of eight tokens costs those; without it one goes on from 192, which needs block 9, so all would be lost.
+    assert_eq!(h.cache.evict(1, Scope::All, Reason::Room), 3);
+    let lost: Vec<u64> = h
+        .cache
+        .events()
+        .filter_map(|e| match e.change {
+            Change::Evicted { tokens, .. } => Some(tokens),
+            _ => None,
+        })
+        .collect();
+    assert_eq!(lost, [0, 200]);
 }
