@@ -103,8 +103,9 @@ impl Runner {
         Ok(Opened { id, reused, restored })
     }
 
-    /// Whether the last full block of `id` is what the model computes. Each layer's keys and values come from all layers
-    /// below and all positions before, so what is wrong with any of them shows there.
+    /// Whether the last full block of `id` is what the model computes. Its keys and values come from the weights of all
+    /// layers and from all positions before, so blocks of another model, or of another definition of a result, show there.
+    /// (Bytes that changed on their way checksums have found before.)
     fn is_true(&mut self, key: &KvKey, id: SequenceId, restored: &Restored) -> Result<bool, Error> {
         let tokens = self.kv.cache.tokens(id).to_vec();
         let blocks = tokens.len() / KV_BLOCK;

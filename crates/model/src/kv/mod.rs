@@ -128,12 +128,21 @@ impl KvCache {
         }
     }
 
+    /// Blocks that memory may still be taken for.
+    fn room(&self) -> usize {
+        match self.limit_bytes() {
+            // Whatever the system has.
+            u64::MAX => usize::MAX,
+            limit => (limit.saturating_sub(self.bytes()) / self.store.block_bytes() as u64) as usize,
+        }
+    }
+
     /// Makes `wanted` blocks free, by taking memory, then by evicting what a request of `class` may displace.
     fn free_up(&mut self, wanted: usize, class: Class) -> Result<bool, Error> {
         let Some(short) = wanted.checked_sub(self.cache.free_blocks()).filter(|&short| short > 0) else {
             return Ok(true);
         };
-        let room = (self.limit_bytes().saturating_sub(self.bytes()) / self.store.block_bytes() as u64) as usize;
+        let room = self.room();
         if short <= room {
             // Whole slabs, as far as somebody will need them.
             let slabs = short.checked_next_multiple_of(self.store.slab_blocks()).unwrap_or(short);
@@ -184,10 +193,12 @@ impl KvCache {
 
     /// Takes the memory of all positions of a sequence now.
     pub(crate) fn reserve(&mut self, id: SequenceId) -> Result<(), Error> {
-        self.cache.reserve(id);
+        self.cache.set_reserved(id, true);
         let wanted = self.cache.blocks_reserved(self.chunk);
-        let class = self.cache.class(id);
-        if !self.free_up(wanted, class)? {
+        let freed = self.free_up(wanted, self.cache.class(id));
+        if !matches!(freed, Ok(true)) {
+            self.cache.set_reserved(id, false);
+            freed?;
             return Err(Error::KvFull(self.shortage(wanted)));
         }
         // Written, for pages that are only mapped take none.

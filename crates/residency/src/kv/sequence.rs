@@ -204,9 +204,9 @@ impl<K: Ord + Clone> Cache<K> {
         open.filter(|(_, s)| counts(s)).map(to_come).fold(0, usize::saturating_add)
     }
 
-    /// The blocks of all positions of the sequence are to be there before they are asked for.
-    pub fn reserve(&mut self, id: SequenceId) {
-        self.sequence_mut(id).reserved = true;
+    /// Whether the blocks of all positions of the sequence are to be there before they are asked for.
+    pub fn set_reserved(&mut self, id: SequenceId, reserved: bool) {
+        self.sequence_mut(id).reserved = reserved;
     }
 
     /// Lets go what lies behind the window of the next position.
