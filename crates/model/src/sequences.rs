@@ -170,6 +170,11 @@ impl Runner {
         self.kv.grow(wants)
     }
 
+    /// Whether a sequence of `len` positions could be held if there were no other: it is ready or refused.
+    pub fn kv_fits(&self, len: usize) -> Growth {
+        self.kv.fits(len)
+    }
+
     /// Takes the memory of all positions of sequence `id` now, which else comes as it grows. Errors: there is none.
     pub fn sequence_reserve(&mut self, id: SequenceId) -> Result<(), Error> {
         self.kv.reserve(id)?;

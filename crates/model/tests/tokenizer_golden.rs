@@ -38,7 +38,7 @@ fn what_was_encoded_decodes_to_the_same_text() {
             let ids = tokenizer.encode(text, false);
             assert_eq!(tokenizer.decode(&ids), text, "{name}");
             let mut decoder = StreamDecoder::new(&tokenizer);
-            let mut streamed: String = ids.iter().map(|&id| decoder.push(id)).collect();
+            let mut streamed: String = ids.iter().map(|&id| decoder.push(&tokenizer, id)).collect();
             streamed += &decoder.finish();
             assert_eq!(streamed, text, "{name}");
         }

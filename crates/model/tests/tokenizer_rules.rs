@@ -52,7 +52,7 @@ fn sentence_piece_puts_a_space_first_and_decoding_takes_it_off() {
     assert_eq!(tokenizer.encode("a a", false), [5, 5]);
     assert_eq!(tokenizer.decode(&[5, 5]), "a a");
     assert_eq!(tokenizer.decode(&[1, 5]), "a");
-    assert_eq!(StreamDecoder::continuing(&tokenizer).push(5), " a");
+    assert_eq!(StreamDecoder::continuing(&tokenizer).push(&tokenizer, 5), " a");
     assert!(tokenizer.encode("", false).is_empty());
     // After a control token a text begins anew.
     assert_eq!(tokenizer.encode("</s>a", true), [2, 5]);
@@ -83,7 +83,7 @@ fn control_tokens_are_parsed_on_demand_and_user_defined_ones_always() {
     assert_eq!(tokenizer.token_bytes(256, true), b"<ctl>");
     assert_eq!(tokenizer.token_bytes(257, false), b"<usr>");
     assert_eq!(tokenizer.decode(&[256, 257]), "<usr>");
-    assert_eq!(StreamDecoder::new(&tokenizer).with_special().push(256), "<ctl>");
+    assert_eq!(StreamDecoder::new(&tokenizer).with_special().push(&tokenizer, 256), "<ctl>");
 }
 
 #[test]
@@ -153,7 +153,7 @@ fn gpt_oss_ends_at_return_and_call_but_not_at_end() {
 fn streams_never_show_half_a_character_and_end_as_from_utf8_lossy_does() {
     let tokenizer = Vocabulary::bytes(&[]).load().unwrap();
     let mut decoder = StreamDecoder::new(&tokenizer);
-    let parts: Vec<String> = "é😀".bytes().map(|b| decoder.push(b.into())).collect();
+    let parts: Vec<String> = "é😀".bytes().map(|b| decoder.push(&tokenizer, b.into())).collect();
     assert_eq!(parts, ["", "é", "", "", "", "😀"]);
     assert_eq!(decoder.finish(), "");
     // All strings of five bytes out of these: continuations, starts of each length, bytes that are never valid.
@@ -161,7 +161,7 @@ fn streams_never_show_half_a_character_and_end_as_from_utf8_lossy_does() {
     for n in 0..bytes.len().pow(5) {
         let string: Vec<u8> = (0..5).map(|i| bytes[n / bytes.len().pow(i) % bytes.len()]).collect();
         let mut decoder = StreamDecoder::new(&tokenizer);
-        let mut text: String = string.iter().map(|&b| decoder.push(b.into())).collect();
+        let mut text: String = string.iter().map(|&b| decoder.push(&tokenizer, b.into())).collect();
         text += &decoder.finish();
         assert_eq!(text, String::from_utf8_lossy(&string), "{string:x?}");
     }

@@ -137,6 +137,13 @@ impl KvCache {
         }
     }
 
+    /// Whether a sequence of `len` positions could be held if there were no other: it is ready or refused.
+    pub(crate) fn fits(&self, len: usize) -> Growth {
+        let wanted_bytes = self.bytes_of(self.groups.layout.blocks_max(len, self.chunk));
+        let shortage = Shortage { wanted_bytes, ..self.shortage(0) };
+        if wanted_bytes > shortage.limit_bytes { Growth::Refuse(shortage) } else { Growth::Ready }
+    }
+
     /// Makes `wanted` blocks free, by taking memory, then by evicting what a request of `class` may displace.
     fn free_up(&mut self, wanted: usize, class: Class) -> Result<bool, Error> {
         let Some(short) = wanted.checked_sub(self.cache.free_blocks()).filter(|&short| short > 0) else {

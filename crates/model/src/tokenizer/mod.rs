@@ -267,7 +267,7 @@ impl Tokenizer {
     /// again, invalid UTF-8 becomes U+FFFD.
     pub fn decode(&self, ids: &[u32]) -> String {
         let mut decoder = StreamDecoder::new(self);
-        let mut text: String = ids.iter().map(|&id| decoder.push(id)).collect();
+        let mut text: String = ids.iter().map(|&id| decoder.push(self, id)).collect();
         text.push_str(&decoder.finish());
         text
     }

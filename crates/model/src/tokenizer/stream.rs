@@ -6,21 +6,20 @@ use super::Tokenizer;
 ///
 /// All that it gives, put together, is what `String::from_utf8_lossy` makes of all the bytes.
 #[derive(Debug, Clone)]
-pub struct StreamDecoder<'t> {
-    tokenizer: &'t Tokenizer,
+pub struct StreamDecoder {
     pending: Vec<u8>,
     strip_space: bool,
     special: bool,
 }
 
-impl<'t> StreamDecoder<'t> {
+impl StreamDecoder {
     /// A decoder at the start of a text: the space that the tokenizer puts before a text is taken off again.
-    pub fn new(tokenizer: &'t Tokenizer) -> Self {
-        Self { tokenizer, pending: Vec::new(), strip_space: tokenizer.add_space_prefix(), special: false }
+    pub fn new(tokenizer: &Tokenizer) -> Self {
+        Self { pending: Vec::new(), strip_space: tokenizer.add_space_prefix(), special: false }
     }
 
     /// A decoder in the middle of a text: the first token's space is text.
-    pub fn continuing(tokenizer: &'t Tokenizer) -> Self {
+    pub fn continuing(tokenizer: &Tokenizer) -> Self {
         Self { strip_space: false, ..Self::new(tokenizer) }
     }
 
@@ -29,9 +28,9 @@ impl<'t> StreamDecoder<'t> {
         Self { special: true, ..self }
     }
 
-    /// The text that is complete once `id` has come.
-    pub fn push(&mut self, id: u32) -> String {
-        let bytes = self.tokenizer.token_bytes(id, self.special);
+    /// The text that is complete once `id`, a token of `tokenizer`, has come.
+    pub fn push(&mut self, tokenizer: &Tokenizer, id: u32) -> String {
+        let bytes = tokenizer.token_bytes(id, self.special);
         let stripped = if self.strip_space { bytes.strip_prefix(b" ") } else { None };
         if !bytes.is_empty() {
             self.strip_space = false;
