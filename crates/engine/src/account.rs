@@ -2,7 +2,7 @@
 
 use residency::budget::Grant;
 
-/// Grants that last as long as the engine.
+/// Grants that last as long as the engine, and one that ends when all weights are there.
 #[derive(Debug, Default)]
 pub(crate) struct Account {
     fixed: Vec<Grant>,

@@ -2,17 +2,31 @@
 #![forbid(unsafe_code)]
 
 mod account;
-mod generate;
+mod answer;
+mod books;
+mod engine;
+mod limits;
+mod overflow;
 mod pool;
+mod request;
 mod sampler;
+pub mod scheduler;
 mod session;
+mod speculative;
+mod step;
 mod stream;
 
-pub use generate::{Engine, Generated, LOGITS_ROWS_MAX, Progress, Request, StopReason, Timings};
+pub use engine::{Ended, Engine, Fill};
+pub use limits::{LIGHT_ROWS, LOGITS_ROWS_MAX, RUNNING_MAX, WAITING_MAX};
 pub use model::RunnerOptions;
+pub use overflow::Overflow;
 pub use pool::{Clock, Held, Pool, Shelf};
+pub use request::{Generated, Progress, Request, StopReason, Timings};
+pub use residency::kv::Class;
 pub use sampler::{Sampler, Sampling};
-pub use session::Session;
+pub use scheduler::{RequestId, Submission};
+pub use speculative::{Draft, Speculate};
+pub use step::Stepped;
 pub use stream::StopStrings;
 
 /// What can go wrong between a prompt and its answer.
@@ -43,6 +57,30 @@ pub enum Error {
         line: residency::budget::Line,
         /// The numbers.
         full: residency::budget::Full,
+    },
+    /// Keys and values have no room, and nobody's end could be waited for.
+    #[error("no memory for keys and values: {0}")]
+    KvFull(residency::kv::Shortage),
+    /// As many requests wait as may.
+    #[error("{waiting} requests wait already; the limit is {waiting_max}")]
+    QueueFull {
+        /// Requests that wait.
+        waiting: usize,
+        /// Places.
+        waiting_max: usize,
+    },
+    /// A draft model has other tokens than the model that it should guess for.
+    #[error(
+        "the draft model has another vocabulary: {draft_len} tokens, and the model has {target_len}{}",
+        .differs.map_or(String::new(), |id| format!("; the first that differs is {id}"))
+    )]
+    Vocabulary {
+        /// Tokens of the draft model.
+        draft_len: usize,
+        /// Tokens of the model.
+        target_len: usize,
+        /// The first id that means something else.
+        differs: Option<u32>,
     },
     /// The pool refuses a demand that it can never meet.
     #[error(transparent)]

@@ -155,17 +155,17 @@ impl Pool {
     pub fn give_back(&self, step: Step) -> u64 {
         let before = self.0.ledger.used_bytes();
         match step {
-            Step::ShrinkPrefixCache => {
+            Step::ShrinkPrefixCache | Step::SpillIdleKv => {
                 let engines: Vec<_> = self.0.lock().engines.values().cloned().collect();
                 // One that computes keeps what it may need next.
-                engines.iter().filter_map(|e| e.try_lock().ok()).for_each(|mut e| e.trim_kv());
+                engines.iter().filter_map(|e| e.try_lock().ok()).for_each(|mut e| e.give_back(step));
             }
             Step::DropIdleModels => {
                 let idle = self.0.lock().models.drop_idle(self.0.now_ms());
                 self.0.free(&idle);
             }
-            // There is no prefetch, spill, priority or route yet: nothing to give back.
-            Step::StopPrefetch | Step::SpillIdleKv | Step::PreemptLowPriority | Step::RouteAway => {}
+            // There is no prefetch and no route yet, and who preempts would only do so again: nothing to give back.
+            Step::StopPrefetch | Step::PreemptLowPriority | Step::RouteAway => {}
         }
         before.saturating_sub(self.0.ledger.used_bytes())
     }
