@@ -6,12 +6,13 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand, ValueEnum};
-use engine::Sampling;
+use engine::{Overflow, Sampling};
 use kernels::isa::Isa;
 use model::{Backing, Choice, DenseWeights, KvType};
 
 use crate::values::{
-    Counts, Memory, Tokens, at_least_one, bytes, counts, counts_from_one, memory, not_negative, positive, share, tokens,
+    Counts, Guess, Memory, Tokens, at_least_one, bytes, counts, counts_from_one, guess, memory, not_negative, positive,
+    share, tokens,
 };
 
 /// Runs GGUF language models on machines too small for them.
@@ -89,6 +90,20 @@ pub(crate) struct Run {
     /// End the answer before this text (can be repeated)
     #[arg(long)]
     pub stop: Vec<String>,
+    /// Go on when the model ends its answer
+    #[arg(long)]
+    pub ignore_eos: bool,
+    /// When the context is full: refuse (a prompt is an error, an answer ends), truncate (a prompt loses its oldest tokens),
+    /// shift (an answer too: half of what is behind --keep is left out)
+    #[arg(long, value_name = "HOW", default_value = "refuse", value_parser = overflow)]
+    pub context_overflow: Overflow,
+    /// Tokens at the beginning of the prompt that an overflow leaves
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    pub keep: usize,
+    /// Guess tokens and check them in one step, which changes no token: off, lookup (what followed in the text before), or a
+    /// smaller model with the same vocabulary
+    #[arg(long, value_name = "HOW", default_value = "off", value_parser = guess)]
+    pub speculate: Guess,
     #[command(flatten)]
     pub sample: Sample,
     #[command(flatten)]
@@ -380,6 +395,23 @@ pub(crate) struct Bench {
     /// Runs that count, after one that does not
     #[arg(short, long, value_name = "N", default_value_t = 5, value_parser = at_least_one)]
     pub repetitions: usize,
+    /// Measure N sessions at once instead, on one engine; those after the first come when the one before has its first token,
+    /// or all at once without a shared prefix
+    #[arg(long, value_name = "N", value_parser = at_least_one, conflicts_with = "arrivals")]
+    pub sessions: Option<usize>,
+    /// Tokens that the prompts of all sessions begin with
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    pub shared_prefix: usize,
+    /// Tokens behind them that each has for itself
+    #[arg(long, value_name = "N", default_value_t = 64)]
+    pub unique: usize,
+    /// Tokens that each generates
+    #[arg(long = "gen", value_name = "N", default_value_t = 64, value_parser = at_least_one)]
+    pub generate_each: usize,
+    /// Replay the sessions in FILE: CSV with a header or JSON lines; at_ms, prompt, gen, and optionally class, prefix (tokens
+    /// that it shares) and group (with whom)
+    #[arg(long, value_name = "FILE")]
+    pub arrivals: Option<PathBuf>,
     /// Measure what this machine can do first, and print each result as a fraction of it
     #[arg(long)]
     pub limits: bool,
@@ -454,6 +486,13 @@ fn backing(name: &str) -> Result<Choice, String> {
 fn dense_weights(name: &str) -> Result<DenseWeights, String> {
     DenseWeights::ALL.into_iter().find(|d| d.name() == name).ok_or_else(|| {
         let known: Vec<_> = DenseWeights::ALL.iter().map(|d| d.name()).collect();
+        format!("known are {}", known.join(", "))
+    })
+}
+
+fn overflow(name: &str) -> Result<Overflow, String> {
+    Overflow::ALL.into_iter().find(|o| o.name() == name).ok_or_else(|| {
+        let known: Vec<_> = Overflow::ALL.iter().map(|o| o.name()).collect();
         format!("known are {}", known.join(", "))
     })
 }
@@ -555,6 +594,10 @@ mod tests {
             &["plan", "--device", "0"],
             &["run", "--backing", "gold"],
             &["run", "--dense-weights", "heavy"],
+            &["run", "--context-overflow", "ignore"],
+            &["run", "--speculate", ""],
+            &["bench", "--sessions", "0"],
+            &["bench", "--sessions", "2", "--arrivals", "f"],
             &["nonsense"],
         ] {
             assert_eq!(parse(args).map(|_| ()).map_err(|e| e.exit_code()), Err(2), "{args:?}");

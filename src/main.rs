@@ -9,6 +9,7 @@ mod open;
 mod planning;
 mod prompt;
 mod receipts;
+mod speculate;
 mod storage;
 mod terminal;
 mod values;

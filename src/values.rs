@@ -76,6 +76,27 @@ pub(crate) fn memory(text: &str) -> Result<Memory, String> {
     if text == "auto" { Ok(Memory::Auto) } else { bytes(text).map(Memory::Bytes) }
 }
 
+/// Where guesses at the next tokens come from.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Guess {
+    /// There are none.
+    Off,
+    /// The text so far.
+    Lookup,
+    /// The model of this name.
+    Model(String),
+}
+
+/// `off`, `lookup` or a model.
+pub(crate) fn guess(text: &str) -> Result<Guess, String> {
+    match text {
+        "" => Err("off, lookup, or a model".to_owned()),
+        "off" => Ok(Guess::Off),
+        "lookup" => Ok(Guess::Lookup),
+        model => Ok(Guess::Model(model.to_owned())),
+    }
+}
+
 fn number(text: &str, allowed: impl Fn(f32) -> bool, what: &str) -> Result<f32, String> {
     let value: f32 = text.parse().map_err(|e| format!("{e}"))?;
     if allowed(value) { Ok(value) } else { Err(format!("must be {what}")) }

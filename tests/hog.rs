@@ -64,13 +64,10 @@ impl Shelf for Copies {
 
 fn answer(engine: &mut Engine) -> Vec<u32> {
     let prompt = engine.model().tokenizer.encode("Once upon a time", true);
-    let mut session = engine.open(64);
     let sampling = Sampling { temperature: 0.0, ..Sampling::default() };
-    let request = Request { prompt: &prompt, tokens_max: Some(8), sampling, stop_strings: &[] };
+    let request = Request { tokens_max: Some(8), sampling, ..Request::new(prompt, 64) };
     let on = &mut |_: Progress<'_>| ControlFlow::Continue(());
-    let answer = engine.generate(&mut session, &request, on).unwrap().tokens;
-    engine.close(session);
-    answer
+    engine.generate(request, on).unwrap().tokens
 }
 
 /// What the machine says now, `at_ms`.

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use engine::{Engine, Session, StopReason};
+use engine::{Engine, StopReason};
 use rustyline::DefaultEditor;
 use rustyline::error::ReadlineError;
 
@@ -14,12 +14,7 @@ use crate::terminal::{print, say};
 const HELP: &str = "/clear forgets the conversation, /bye or Ctrl-D leaves, Ctrl-C stops an answer";
 
 /// Talks until the user leaves.
-pub(super) fn converse(
-    engine: &mut Engine,
-    session: &mut Session,
-    speaker: &Speaker,
-    history: &Path,
-) -> Result<(), Failure> {
+pub(super) fn converse(engine: &mut Engine, speaker: &Speaker, history: &Path) -> Result<(), Failure> {
     let mut editor = DefaultEditor::new().map_err(|e| Failure::Run(format!("terminal: {e}")))?;
     // There is none the first time.
     let _ = editor.load_history(history);
@@ -60,11 +55,11 @@ pub(super) fn converse(
                 chat_tokens(engine.model(), template, &messages)?
             }
         };
-        match speaker.answer(engine, session, &prompt, true, &mut || ()) {
+        match speaker.answer(engine, prompt, true, &mut || ()) {
             Ok(answer) => {
                 print("\n")?;
                 if answer.stop == StopReason::Context {
-                    say(&format!("the context of {} tokens is full; /clear makes room", session.context_max()));
+                    say(&format!("the context of {} tokens is full; /clear makes room", speaker.context));
                 }
                 messages.push(message("assistant", &answer.text));
             }

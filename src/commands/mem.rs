@@ -62,8 +62,7 @@ fn warm(opened: &mut Opened, args: &Mem) -> Result<(), Failure> {
     let tokens: Vec<u32> = (0..batch).map(|i| (i % vocab_len) as u32).collect();
     opened.engine.logits(&tokens, batch - 1, &mut |_, _| ControlFlow::Continue(()))?;
     for _ in 0..args.sessions.parallel {
-        let session = opened.engine.open(opened.context);
-        opened.engine.reserve(&session)?;
+        opened.engine.reserve(opened.context)?;
     }
     Ok(())
 }

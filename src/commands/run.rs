@@ -5,7 +5,7 @@ use std::ops::ControlFlow;
 use std::path::Path;
 use std::sync::Arc;
 
-use engine::{Engine, Generated, Progress as Step, Request, Sampling, Session, StopReason};
+use engine::{Engine, Generated, LIGHT_ROWS, Overflow, Progress as Step, Request, Sampling, StopReason};
 use library::{CATALOG, Name};
 use serde_json::json;
 
@@ -16,8 +16,9 @@ use crate::interrupt::Stoppable;
 use crate::open::{Opened, open};
 use crate::planning::Need;
 use crate::prompt::{chat_tokens, message, raw_tokens, template};
-use crate::receipts;
 use crate::terminal::{Progress, print, print_json, say};
+use crate::values::Guess;
+use crate::{receipts, speculate};
 
 pub(crate) fn execute(args: &Run, settings: &Settings) -> Result<(), Failure> {
     let (model, mut text) = model_and_prompt(args.model.as_deref(), &args.args, |p| Path::new(p).exists())?;
@@ -31,7 +32,10 @@ pub(crate) fn execute(args: &Run, settings: &Settings) -> Result<(), Failure> {
     if !chats && text.is_none() && args.tokens.is_none() {
         text = Some(read_stdin()?);
     }
-    let mut opened = open(settings, &model, &args.compute, Need::up_to(args.context))?;
+    // Guesses are rows whose logits are wanted.
+    let logits_rows = if args.speculate == Guess::Off { 1 } else { LIGHT_ROWS };
+    let mut opened = open(settings, &model, &args.compute, Need { logits_rows, ..Need::up_to(args.context) })?;
+    speculate::set_up(settings, &args.compute, &args.speculate, &mut opened)?;
     let speaker = Speaker::new(args, opened.model(), opened.context)?;
     let sampling = &speaker.sampling;
     let seed = if sampling.temperature > 0.0 { format!(" · seed {}", sampling.seed) } else { String::new() };
@@ -40,9 +44,8 @@ pub(crate) fn execute(args: &Run, settings: &Settings) -> Result<(), Failure> {
     if speaker.context > trained {
         say(&format!("-c {}: the model was trained for {trained} tokens", speaker.context));
     }
-    let mut session = opened.engine.open(speaker.context);
     if chats {
-        return chat::converse(&mut opened.engine, &mut session, &speaker, &settings.library.home.join("history"));
+        return chat::converse(&mut opened.engine, &speaker, &settings.library.home.join("history"));
     }
     let prompt = match (&args.tokens, &text) {
         (Some(tokens), _) => tokens.0.clone(),
@@ -51,12 +54,15 @@ pub(crate) fn execute(args: &Run, settings: &Settings) -> Result<(), Failure> {
     let streams = !args.output.json();
     let (model, mut first_read_bytes) = (Arc::clone(opened.model()), None);
     let mut first = || first_read_bytes = Some(model.read_bytes());
-    let answer = speaker.answer(&mut opened.engine, &mut session, &prompt, streams, &mut first)?;
+    let answer = speaker.answer(&mut opened.engine, prompt.clone(), streams, &mut first)?;
     receipts::keep(settings, &mut opened, &answer.timings);
     if streams {
         print("\n")?;
     } else {
         print_json(&json_of(&opened, &prompt, &answer, first_read_bytes))?;
+    }
+    if answer.drafted > 0 {
+        say(&format!("{} of {} guesses were right", answer.accepted, answer.drafted));
     }
     match answer.stop {
         StopReason::Cancelled => Err(Failure::Interrupted),
@@ -132,6 +138,9 @@ pub(super) struct Speaker {
     pub context: usize,
     tokens_max: Option<usize>,
     stop_strings: Vec<String>,
+    ignore_end: bool,
+    overflow: Overflow,
+    keep: usize,
 }
 
 impl Speaker {
@@ -148,6 +157,9 @@ impl Speaker {
             context,
             tokens_max: usize::try_from(args.n).ok(),
             stop_strings: args.stop.clone(),
+            ignore_end: args.ignore_eos,
+            overflow: args.context_overflow,
+            keep: args.keep,
         })
     }
 
@@ -168,21 +180,23 @@ impl Speaker {
     pub(super) fn answer(
         &self,
         engine: &mut Engine,
-        session: &mut Session,
-        prompt: &[u32],
+        prompt: Vec<u32>,
         streams: bool,
         first: &mut dyn FnMut(),
     ) -> Result<Generated, Failure> {
         let request = Request {
-            prompt,
             tokens_max: self.tokens_max,
             sampling: self.sampling.clone(),
-            stop_strings: &self.stop_strings,
+            stop_strings: self.stop_strings.clone(),
+            ignore_end: self.ignore_end,
+            overflow: self.overflow,
+            keep: self.keep,
+            ..Request::new(prompt, self.context)
         };
         let bar = Progress::counting("prompt", "tokens");
         let stoppable = Stoppable::begin();
         let mut failure = None;
-        let answer = engine.generate(session, &request, &mut |step| {
+        let answer = engine.generate(request, &mut |step| {
             match step {
                 Step::Prompt { done, total } if total - done >= BAR_TOKENS_MIN => {
                     bar.set(done as u64, Some(total as u64))
@@ -199,6 +213,9 @@ impl Speaker {
                     }
                 }
                 Step::Text(_) => {}
+                Step::Dropped(dropped) => {
+                    say(&format!("the context of {} tokens is full: {dropped} were left out of it", self.context));
+                }
             }
             stoppable.flow()
         });
@@ -212,7 +229,7 @@ impl Speaker {
 
 fn json_of(opened: &Opened, prompt: &[u32], answer: &Generated, first_read_bytes: Option<u64>) -> serde_json::Value {
     let t = &answer.timings;
-    json!({
+    let mut value = json!({
         "prompt_tokens": prompt,
         "tokens": answer.tokens,
         "text": answer.text,
@@ -229,7 +246,16 @@ fn json_of(opened: &Opened, prompt: &[u32], answer: &Generated, first_read_bytes
             "bytes_read": first_read_bytes,
             "peak_rss_bytes": crate::machine::peak_rss_bytes(),
         },
-    })
+    });
+    // What happens only where it was asked for.
+    if answer.drafted > 0 {
+        value["timings"]["draft_n"] = json!(answer.drafted);
+        value["timings"]["draft_n_accepted"] = json!(answer.accepted);
+    }
+    if answer.dropped > 0 {
+        value["dropped_tokens"] = json!(answer.dropped);
+    }
+    value
 }
 
 #[cfg(test)]

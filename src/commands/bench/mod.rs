@@ -1,6 +1,10 @@
 //! `airs bench`: tokens per second, as llama-bench measures them: prompt tests (all tokens at once) and generation tests
 //! (one token after the other, in one or more sequences at once), with random tokens, each run in fresh sequences, after
-//! one run that does not count. With `--limits` beside what this machine could do at most.
+//! one run that does not count. With `--limits` beside what this machine could do at most. With `--sessions` or `--arrivals`
+//! many sessions on one engine instead, see [`sessions`].
+
+mod arrivals;
+mod sessions;
 
 use std::time::Instant;
 
@@ -78,6 +82,9 @@ fn billions(value: f64) -> String {
 }
 
 pub(crate) fn execute(args: &Bench, settings: &Settings) -> Result<(), Failure> {
+    if let Some(trace) = arrivals::Trace::of(args)? {
+        return sessions::execute(args, settings, &trace);
+    }
     let prompts = args.prompt.0.iter().map(|&prompt| Test { prompt, generate: 0, parallel: 1 });
     let generations = args
         .generate
@@ -246,6 +253,7 @@ fn median(samples: &[f64]) -> f64 {
 }
 
 /// Tokens whose only merit is that they are the same in every run of the program (Marsaglia's xorshift64).
+#[derive(Debug, Clone)]
 struct Random(u64);
 
 impl Random {
