@@ -28,7 +28,7 @@ const UNSAFE: &[&str] = &[
     "crates/kernels/src/simd/neon.rs",
     "crates/memory/src/buffer.rs",
     "crates/memory/src/hugetlb.rs",
-    "crates/memory/src/mapping.rs",
+    "crates/memory/src/program.rs",
     "crates/memory/src/region.rs",
     "crates/memory/src/sys/page_cache.rs",
     "crates/memory/src/sys/ring.rs",

@@ -13,12 +13,14 @@ mod hub;
 mod name;
 pub mod package;
 mod pull;
+mod remote;
 mod store;
 
 pub use catalog::{CATALOG, CatalogEntry, DEFAULT_MODEL};
 pub use error::Error;
 pub use name::Name;
 pub use pull::Pulled;
+pub use remote::RemoteFile;
 pub use store::{Library, StoredModel};
 
 use std::ops::ControlFlow;

@@ -2,6 +2,7 @@
 
 use std::io;
 use std::sync::Arc;
+use std::time::Duration;
 
 /// What the system refused, or what a source turned out to be. Cheap to copy: everyone who waits for a range gets it.
 #[derive(Debug, Clone, thiserror::Error)]
@@ -56,16 +57,39 @@ pub enum Error {
         is: String,
     },
     /// A wait for weights was given up because someone asked for that.
-    #[error("interrupted while waiting for {wanted_bytes} bytes of weights")]
+    #[error(
+        "interrupted while waiting for {wanted_bytes} bytes of weights; no bytes moved for {:.1} s",
+        .still.as_secs_f64()
+    )]
     Interrupted {
         /// Bytes that were missing.
         wanted_bytes: u64,
+        /// For how long none had come.
+        still: Duration,
     },
     /// A thread of the pager came to a bug.
     #[error("the pager failed at byte {at_bytes} of its region: {what}")]
     Pager {
         /// Where, in the region.
         at_bytes: usize,
+        /// What it said.
+        what: String,
+    },
+    /// A thread that reads for someone who waits came to a bug.
+    #[error("{path}: reading from byte {at_bytes} on failed: {what}")]
+    Fetch {
+        /// The file.
+        path: String,
+        /// Where.
+        at_bytes: u64,
+        /// What it said.
+        what: String,
+    },
+    /// The thread that serves those who touch missing memory has ended; they are not left waiting.
+    #[error("the thread that serves missing weights ended while {waiting} waited for it: {what}")]
+    Trap {
+        /// Touches that it had not served yet.
+        waiting: usize,
         /// What it said.
         what: String,
     },

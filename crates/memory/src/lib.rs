@@ -7,14 +7,21 @@ mod buffer;
 pub mod damon;
 mod error;
 mod hugetlb;
-mod mapping;
 pub mod pager;
 pub mod pressure;
+pub mod program;
 mod region;
 pub mod source;
 mod sys;
 
 pub use buffer::{Buffer, HUGE_PAGE_BYTES};
 pub use error::Error;
-pub use mapping::Mapping;
 pub use region::{Region, Staged};
+
+/// What `work` gives, or what it panicked with.
+fn caught<T>(work: impl FnOnce() -> T) -> Result<T, String> {
+    std::panic::catch_unwind(std::panic::AssertUnwindSafe(work)).map_err(|panic| {
+        let text = panic.downcast_ref::<&str>().map(|s| (*s).to_owned());
+        text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_default()
+    })
+}

@@ -182,6 +182,21 @@ impl Region {
         Ok(())
     }
 
+    /// Bytes of filled units that are in memory now, by the kernel's word. What is not pinned may be swapped or compressed.
+    pub fn resident_bytes(&self) -> u64 {
+        let page_bytes = rustix::param::page_size();
+        let filled = (0..self.units()).filter(|&unit| self.is_present(unit)).map(|unit| self.unit(unit));
+        filled.map(|place| self.resident_pages(place, page_bytes) * page_bytes as u64).sum()
+    }
+
+    fn resident_pages(&self, place: Range<usize>, page_bytes: usize) -> u64 {
+        let mut pages = vec![0u8; place.len().div_ceil(page_bytes)];
+        let at = self.base.wrapping_byte_add(place.start);
+        // SAFETY: a part of the range (invariant 1), and `pages` has a byte for each page of it.
+        let told = unsafe { libc::mincore(at, place.len(), pages.as_mut_ptr()) };
+        if told == 0 { pages.iter().map(|&page| u64::from(page & 1)).sum() } else { 0 }
+    }
+
     /// Locks memory where the backing says so. A limit that was there at the beginning may be used up by now; what is not
     /// locked is not counted.
     fn pin(&self, at: *mut c_void, len: usize) {
@@ -306,6 +321,7 @@ mod tests {
             }
             assert_eq!(region.bytes(UNIT - 1..UNIT + 1), [7, 8]);
             assert!(region.seal().expect("everything is in"));
+            assert_eq!(region.resident_bytes(), region.len_bytes() as u64, "{found:?}");
             if let Some(file) = &region.huge_file {
                 assert!(file.is_sealed());
                 sealed += 1;

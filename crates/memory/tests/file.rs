@@ -135,13 +135,19 @@ fn what_is_no_file_is_an_error_with_its_name() {
 }
 
 #[test]
-fn a_reader_gives_all_bytes_and_a_mapping_shows_them() {
+fn a_reader_gives_all_bytes_and_so_does_the_page_cache_which_keeps_them() {
     let directory = tempfile::tempdir().expect("a directory");
-    let source = Arc::new(open(&written(&directory), true));
+    let path = written(&directory);
+    let source = Arc::new(open(&path, true));
     let mut all = Vec::new();
     Reader::new(Arc::clone(&source) as _).read_to_end(&mut all).expect("a good file");
     assert!(all == bytes());
-    let map = source.map().expect("a file can be mapped");
-    map.populate(100..LEN).expect("a good file");
-    assert!(map[..] == bytes()[..]);
+    forget(&path);
+    let mut part = vec![0; LEN - 100];
+    source.read_cached(100, &mut part).expect("a good file");
+    assert!(part == bytes()[100..]);
+    assert_ne!(source.is_cached(100..LEN as u64), Some(false));
+    File::options().write(true).open(&path).and_then(|f| f.set_len(1000)).expect("a shorter file");
+    let error = source.read_cached(100, &mut part).expect_err("the rest of a file");
+    assert!(matches!(error, Error::Short { end_bytes, .. } if end_bytes == LEN as u64), "{error}");
 }

@@ -187,7 +187,7 @@ fn a_stalled_source_is_waited_for_and_the_wait_can_be_interrupted() {
         pager.ensure(0..UNIT).expect("the other reader is not stalled");
         pager.interrupt();
         let error = heard.recv().expect("an answer").expect_err("an interrupted wait");
-        assert!(matches!(error, Error::Interrupted { wanted_bytes } if wanted_bytes == UNIT as u64), "{error}");
+        assert!(matches!(error, Error::Interrupted { wanted_bytes, .. } if wanted_bytes == UNIT as u64), "{error}");
         gate.open();
         pager.ensure(at..at + 1).expect("bytes move again");
     });

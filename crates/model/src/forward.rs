@@ -53,6 +53,14 @@ pub(crate) struct Scratch {
     attention: attention::Scratch,
 }
 
+impl Scratch {
+    /// Bytes that its own buffers take; the kernels' are not counted.
+    pub(crate) fn bytes(&self) -> u64 {
+        let buffers = [&self.x, &self.qkv, &self.attended, &self.middle, &self.part, &self.logits];
+        buffers.iter().map(|buffer| (size_of::<f32>() * buffer.capacity()) as u64).sum()
+    }
+}
+
 /// What the forward pass works with.
 pub(crate) struct Forward<'a> {
     pub(crate) family: &'a Family,

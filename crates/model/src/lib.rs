@@ -174,6 +174,11 @@ impl Model {
         self.weights.interrupt();
     }
 
+    /// From now on no weights are read before someone waits for them. Gives the bytes that are still missing.
+    pub fn stop_read_ahead(&self) -> u64 {
+        self.weights.stop_ahead()
+    }
+
     /// What has been read and waited for so far.
     pub fn stats(&self) -> Stats {
         self.weights.stats()
@@ -192,6 +197,11 @@ impl Model {
     /// Bytes of weights that the system has promised to keep in memory.
     pub fn pinned_bytes(&self) -> u64 {
         self.weights.region().map_or(0, |region| region.pinned_bytes() as u64)
+    }
+
+    /// Bytes of weights that are in memory now, by the kernel's word; `None` if they are not in memory of our own.
+    pub fn resident_bytes(&self) -> Option<u64> {
+        self.weights.region().map(memory::Region::resident_bytes)
     }
 
     /// KV cache bytes for one more token of context.

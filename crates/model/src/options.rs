@@ -27,7 +27,7 @@ impl Default for LoadOptions {
             backing: Choice::Best,
             dense_weights: DenseWeights::Anon,
             direct_io: true,
-            window: Window::All,
+            window: Window::Auto,
             unit_bytes: UNIT_BYTES,
         }
     }
@@ -42,7 +42,7 @@ pub enum DenseWeights {
     /// In the page cache, which is filled before a layer is used for the first time. The system may take it back. Panels are
     /// made when they are needed, each time.
     Warm,
-    /// In the page cache, as the system sees fit.
+    /// In the page cache, as the system sees fit; read from there, so that a file that is cut off is an error and no signal.
     Mmap,
 }
 

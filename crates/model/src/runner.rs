@@ -117,6 +117,12 @@ impl Runner {
         self.kv_types
     }
 
+    /// Gives back the buffers of the last step, which the next one takes again; their bytes, at least.
+    pub fn scratch_trim(&mut self) -> u64 {
+        let logits_bytes = size_of::<f32>() * std::mem::take(&mut self.logits).capacity();
+        std::mem::take(&mut self.scratch).bytes() + logits_bytes as u64
+    }
+
     /// Computes `rows` in order (any number; cut into micro-batches inside). Returns the logits of the rows that
     /// asked for them, in order: `[asked, vocab_len]`. Errors: a token id outside the vocabulary, a full context, no memory
     /// for keys and values, weights that cannot be read; then all sequences are as long as before, but for those that would

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::common::{Reply, Request, Server, noise, notes, quiet, sha256};
+use fixtures::hub::{Reply, Request, Server, noise, notes, quiet, sha256};
 use library::{Config, Error, Event, Library, Name};
 use serde_json::json;
 use tempfile::TempDir;

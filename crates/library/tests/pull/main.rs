@@ -1,6 +1,6 @@
 //! How files get into the store.
 
-mod common;
 mod hub;
 #[cfg(unix)]
 mod package;
+mod remote;

@@ -5,7 +5,7 @@ use std::io::Write;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
-use crate::common::{noise, quiet, sha256};
+use fixtures::hub::{noise, quiet, sha256};
 use library::package::{Assembly, Part, ensure};
 use library::{Config, Error};
 use tempfile::TempDir;

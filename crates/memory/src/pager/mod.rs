@@ -8,13 +8,14 @@
 //! An error is final: what is missing then stays missing, everyone who waits for it gets the error, and the rest of the
 //! region stays usable. There is no time limit: a source that stalls is waited for, until someone interrupts the wait.
 
+mod pace;
 mod queue;
 mod trap;
 mod worker;
 
 pub use queue::Window;
 
-use crate::source::ByteSource;
+use crate::source::{ByteSource, still_for};
 use crate::{Error, Region};
 use queue::Queue;
 use rustix::event::{EventfdFlags, eventfd};
@@ -64,7 +65,7 @@ pub struct Options {
 
 impl Default for Options {
     fn default() -> Self {
-        Self { window: Window::All, trap: true, ring: true }
+        Self { window: Window::Auto, trap: true, ring: true }
     }
 }
 
@@ -110,6 +111,9 @@ struct Shared {
     waits: AtomicU64,
     waited_ns: AtomicU64,
     faults: AtomicU64,
+    /// Has the thread that serves the trap end as a bug would have it.
+    #[cfg(test)]
+    trap_dies: std::sync::atomic::AtomicBool,
 }
 
 impl fmt::Debug for Shared {
@@ -134,7 +138,7 @@ impl Pager {
         let signal = signal.filter(|_| trap.is_some());
         let readers = extents.iter().map(|e| e.source.readers()).min().unwrap_or(1).max(1);
         let shared = Arc::new(Shared {
-            queue: Mutex::new(Queue::new(region.units(), stages, options.window)),
+            queue: Mutex::new(Queue::new(region.units(), stages, options.window, readers)),
             region,
             extents,
             options,
@@ -146,6 +150,8 @@ impl Pager {
             waits: AtomicU64::new(0),
             waited_ns: AtomicU64::new(0),
             faults: AtomicU64::new(0),
+            #[cfg(test)]
+            trap_dies: Default::default(),
         });
         if let Some(trap) = trap {
             trap.serve(Arc::clone(&shared));
@@ -163,9 +169,29 @@ impl Pager {
 
     /// Tells that `stage` is in use: what comes behind it is read ahead.
     pub fn advance(&self, stage: usize) {
-        if self.shared.lock().advance(stage) {
-            self.shared.work.notify_all();
+        let shared = &*self.shared;
+        let mut queue = shared.lock();
+        if queue.missing == 0 {
+            return;
         }
+        // What has passed since the stage before, but for waits, was computing. The first stage of a pass has none before.
+        let now = (Instant::now(), shared.waited_ns.load(Ordering::Relaxed));
+        if let Some((begin, waited_ns)) = queue.advanced.replace(now)
+            && stage > 0
+        {
+            let ns = (now.0 - begin).as_nanos() as u64;
+            queue.pace.computed(ns.saturating_sub(now.1 - waited_ns));
+        }
+        if queue.advance(stage) {
+            shared.work.notify_all();
+        }
+    }
+
+    /// From now on nothing is read before someone waits for it. Gives the bytes that are still missing.
+    pub fn stop_ahead(&self) -> u64 {
+        self.shared.lock().stop_ahead();
+        let stats = self.stats();
+        stats.total_bytes - stats.present_bytes
     }
 
     /// Returns when all of `range` is filled, which is read before anything that no one waits for. Errors: what went wrong
@@ -192,7 +218,7 @@ impl Pager {
             }
             if queue.interrupts != interrupts || queue.stop {
                 let wanted_bytes = missing.iter().map(|&unit| shared.region.unit(unit).len() as u64).sum();
-                break Err(Error::Interrupted { wanted_bytes });
+                break Err(Error::Interrupted { wanted_bytes, still: still_for(begin, queue.moved) });
             }
             queue = shared.filled.wait(queue).unwrap_or_else(PoisonError::into_inner);
         };

@@ -4,9 +4,9 @@ use super::Shared;
 use crate::Error;
 use crate::source::{ByteSource, ReadRoom};
 use std::ops::Range;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, PoisonError};
+use std::time::Instant;
 
 /// Starts reader `index`. A system that gives no thread at all is an error for those who will wait.
 pub(super) fn start(shared: Arc<Shared>, index: usize) {
@@ -20,14 +20,11 @@ pub(super) fn start(shared: Arc<Shared>, index: usize) {
 fn run(shared: &Shared) {
     let mut room = ReadRoom::new(shared.options.ring);
     while let Some(unit) = next(shared) {
+        let begin = Instant::now();
         // A bug in a transcoder must not leave anyone waiting.
-        let filled = catch_unwind(AssertUnwindSafe(|| fill(shared, unit, &mut room)));
-        let result = filled.unwrap_or_else(|panic| {
-            let text = panic.downcast_ref::<&str>().map(|s| (*s).to_owned());
-            let what = text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_default();
-            Err(Error::Pager { at_bytes: shared.region.unit(unit).start, what })
-        });
-        match result.and_then(|()| finish(shared, unit)) {
+        let result = crate::caught(|| fill(shared, unit, &mut room))
+            .unwrap_or_else(|what| Err(Error::Pager { at_bytes: shared.region.unit(unit).start, what }));
+        match result.and_then(|()| finish(shared, unit, begin)) {
             Ok(()) => shared.filled.notify_all(),
             Err(error) => shared.fail(error),
         }
@@ -49,10 +46,13 @@ fn next(shared: &Shared) -> Option<usize> {
     }
 }
 
-/// Counts a unit that is in; after the last one the region is sealed and the other threads go home.
-fn finish(shared: &Shared, unit: usize) -> Result<(), Error> {
+/// Counts a unit that is in, whose reading began at `begin`; after the last one the region is sealed and the other threads go home.
+fn finish(shared: &Shared, unit: usize, begin: Instant) -> Result<(), Error> {
     shared.present_bytes.fetch_add(shared.region.unit(unit).len() as u64, Ordering::Relaxed);
     let mut queue = shared.lock();
+    queue.moved = Instant::now();
+    let took = queue.moved - begin;
+    queue.pace.read(took.as_nanos() as u64);
     queue.missing -= 1;
     if queue.missing == 0 {
         shared.work.notify_all();

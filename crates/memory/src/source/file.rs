@@ -5,9 +5,9 @@
 
 use super::storage::Storage;
 use super::{ByteSource, Identity, ReadRoom};
+use crate::Error;
 use crate::sys::page_cache;
 use crate::sys::ring::{Read, Ring};
-use crate::{Error, Mapping};
 use rustix::fs::{Advice, Mode, OFlags, StatxFlags, fadvise};
 use std::fs::File;
 use std::num::NonZeroU64;
@@ -127,10 +127,7 @@ impl FileSource {
 
     /// Reads one range through the page cache, and leaves the cache as it was.
     fn read_buffered(&self, range: &Range<u64>, out: &mut [u8], cached: bool) -> Result<(), Error> {
-        self.file.read_exact_at(out, range.start).map_err(|e| match e.kind() {
-            std::io::ErrorKind::UnexpectedEof => self.short(range.end),
-            _ => Error::io(&self.path, e),
-        })?;
+        self.read_cached(range.start, out)?;
         if !cached {
             self.advise(Advice::DontNeed, range.clone());
         }
@@ -225,8 +222,11 @@ impl ByteSource for FileSource {
         Ok(())
     }
 
-    fn map(&self) -> Result<Mapping, Error> {
-        Mapping::new(&self.file, self.identity.len_bytes as usize, &self.path)
+    fn read_cached(&self, offset_bytes: u64, out: &mut [u8]) -> Result<(), Error> {
+        self.file.read_exact_at(out, offset_bytes).map_err(|e| match e.kind() {
+            std::io::ErrorKind::UnexpectedEof => self.short(offset_bytes + out.len() as u64),
+            _ => Error::io(&self.path, e),
+        })
     }
 
     fn readers(&self) -> usize {

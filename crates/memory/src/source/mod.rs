@@ -1,13 +1,16 @@
 //! Where bytes come from.
 
+mod fetch;
 mod file;
 mod storage;
 
+pub use fetch::Fetcher;
+pub(crate) use fetch::still_for;
 pub use file::{FileSource, ReadOptions};
 pub use storage::Storage;
 
 use crate::sys::ring::Ring;
-use crate::{Buffer, Error, Mapping};
+use crate::{Buffer, Error};
 use std::fmt::Debug;
 use std::io;
 use std::ops::Range;
@@ -46,10 +49,9 @@ pub trait ByteSource: Debug + Send + Sync {
         Ok(())
     }
 
-    /// The source as the page cache has it.
-    fn map(&self) -> Result<Mapping, Error> {
-        Err(Error::io(self.name(), io::Error::from(io::ErrorKind::Unsupported)))
-    }
+    /// Fills `out` with the bytes from `offset_bytes` on, through the page cache, which keeps them. An error if the source
+    /// ends early or fails; whether it changed is not looked at.
+    fn read_cached(&self, offset_bytes: u64, out: &mut [u8]) -> Result<(), Error>;
 
     /// Threads that should read at once.
     fn readers(&self) -> usize {

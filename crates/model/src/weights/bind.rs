@@ -1,7 +1,7 @@
 //! Binds the names of a file's tensors to places in a region, by the header alone. Matrices are laid out in the order in
 //! which a forward pass uses them; the small vectors of floats are read at once.
 
-use super::mapped::{Mapped, MappedRows};
+use super::cached::Cached;
 use super::pack::{Packing, source_row};
 use super::rows::RowTable;
 use super::{Layer, Place, Store, Weight, Weights, format_of};
@@ -9,9 +9,9 @@ use crate::config::{Config, Family, RopePairs};
 use crate::{DenseWeights, Error, LoadOptions};
 use gguf::{Gguf, TensorInfo};
 use kernels::quant::Format;
+use memory::Region;
 use memory::pager::{Extent, Options, Pager};
 use memory::source::{ByteSource, ReadRoom};
-use memory::{Mapping, Region};
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -29,13 +29,12 @@ pub(super) fn bind(
     config: &Config,
     options: &LoadOptions,
 ) -> Result<Weights, Error> {
-    let maps = match options.dense_weights {
-        DenseWeights::Anon => Vec::new(),
-        DenseWeights::Warm | DenseWeights::Mmap => {
-            sources.iter().map(|source| source.map().map(Arc::new)).collect::<Result<_, _>>()?
-        }
+    let cached = match options.dense_weights {
+        DenseWeights::Anon => None,
+        DenseWeights::Warm => Some(Cached::new(sources, true)),
+        DenseWeights::Mmap => Some(Cached::new(sources, false)),
     };
-    let mut binder = Binder { gguf, sources, maps, extents: Vec::new(), used: 0, read_bytes: 0, vectors: Vec::new() };
+    let mut binder = Binder { gguf, sources, cached, extents: Vec::new(), used: 0, read_bytes: 0, vectors: Vec::new() };
     let c = config;
     let embed = c.embedding_len;
     binder.read_vectors()?;
@@ -47,13 +46,14 @@ pub(super) fn bind(
     let embedding = binder.table("token_embd", c.vocab_len, embed)?;
 
     let used_bytes = binder.used as u64;
-    let store = if options.dense_weights == DenseWeights::Anon {
-        let region = Arc::new(Region::reserve(binder.used, options.unit_bytes, options.backing)?);
-        let stages: Vec<Range<usize>> = layers.iter().map(Layer::range).chain([output.range()]).collect();
-        let pager_options = Options { window: options.window, ..Options::default() };
-        Store::Paged(Pager::start(region, binder.extents, &stages, pager_options))
-    } else {
-        Store::Mapped(Mapped::new(sources, options.dense_weights == DenseWeights::Warm, layers.len() + 1, used_bytes))
+    let store = match binder.cached {
+        Some(cached) => Store::Cached(cached.sized(layers.len() + 1, used_bytes)),
+        None => {
+            let region = Arc::new(Region::reserve(binder.used, options.unit_bytes, options.backing)?);
+            let stages: Vec<Range<usize>> = layers.iter().map(Layer::range).chain([output.range()]).collect();
+            let pager_options = Options { window: options.window, ..Options::default() };
+            Store::Paged(Pager::start(region, binder.extents, &stages, pager_options))
+        }
     };
     Ok(Weights {
         store,
@@ -71,8 +71,8 @@ pub(super) fn bind(
 struct Binder<'a> {
     gguf: &'a Gguf,
     sources: &'a [Arc<dyn ByteSource>],
-    /// The files, where matrices stay in them.
-    maps: Vec<Arc<Mapping>>,
+    /// Where matrices stay in the files.
+    cached: Option<Cached>,
     extents: Vec<Extent>,
     /// Bytes of matrices so far, and of the region.
     used: usize,
@@ -194,8 +194,8 @@ impl<'a> Binder<'a> {
         let len_bytes = packing.len_bytes();
         let range = self.used..self.used + len_bytes;
         self.used = range.end.next_multiple_of(ALIGN_BYTES);
-        let place = match self.maps.get(tensor.shard) {
-            Some(map) => Place::File(MappedRows { map: Arc::clone(map), packing }),
+        let place = match &self.cached {
+            Some(cached) => Place::File(cached.rows(tensor.shard, packing)),
             None => {
                 let source = Arc::clone(&self.sources[tensor.shard]);
                 self.extents.push(Extent { place: range.clone(), source, transcode: Arc::new(packing) });

@@ -2,7 +2,7 @@
 //! page cache.
 
 mod bind;
-mod mapped;
+mod cached;
 mod pack;
 mod rows;
 mod shared;
@@ -10,13 +10,13 @@ mod shared;
 pub(crate) use shared::share;
 
 use crate::Error;
+use cached::{Cached, CachedRows};
 use gguf::TensorType;
 use kernels::PANEL_ROWS;
 use kernels::activations::Precision;
 use kernels::isa::Level;
 use kernels::matmul::{Matrix, Panels};
 use kernels::quant::Format;
-use mapped::{Mapped, MappedRows};
 use memory::pager::{Pager, Stats};
 use rows::RowTable;
 use std::ops::Range;
@@ -39,7 +39,7 @@ enum Place {
     /// In panels, in the region.
     Region(Range<usize>),
     /// In rows, in a file.
-    File(MappedRows),
+    File(CachedRows),
 }
 
 impl Weight {
@@ -56,7 +56,7 @@ impl Weight {
         }
     }
 
-    fn mapped(&self) -> Option<&MappedRows> {
+    fn cached(&self) -> Option<&CachedRows> {
         match &self.place {
             Place::Region(_) => None,
             Place::File(rows) => Some(rows),
@@ -68,7 +68,7 @@ impl Weight {
 #[derive(Debug)]
 enum Store {
     Paged(Pager),
-    Mapped(Mapped),
+    Cached(Cached),
 }
 
 /// Tensors of one layer.
@@ -146,7 +146,7 @@ impl Weights {
         let panels = match (&weight.place, &self.store) {
             (Place::Region(range), Store::Paged(pager)) => Panels::Packed(pager.region().bytes(range.clone())),
             (Place::File(rows), _) => Panels::Made(rows),
-            (Place::Region(_), Store::Mapped(_)) => unreachable!("mapped weights have no region"),
+            (Place::Region(_), Store::Cached(_)) => unreachable!("weights in the page cache have no region"),
         };
         let bias = weight.bias.as_deref();
         let precision = Precision::Single;
@@ -178,9 +178,9 @@ impl Weights {
                 pager.advance(stage);
                 Ok(pager.ensure(layer.map_or_else(|| self.output.range(), Layer::range))?)
             }
-            Store::Mapped(mapped) => match layer {
-                Some(layer) => mapped.ensure(stage, layer.matrices().into_iter().filter_map(Weight::mapped)),
-                None => mapped.ensure(stage, self.output.mapped().into_iter()),
+            Store::Cached(cached) => match layer {
+                Some(layer) => cached.ensure(stage, layer.matrices().into_iter().filter_map(Weight::cached)),
+                None => cached.ensure(stage, self.output.cached().into_iter()),
             },
         }
     }
@@ -189,14 +189,23 @@ impl Weights {
     pub(crate) fn check(&self) -> Result<(), Error> {
         match &self.store {
             Store::Paged(pager) => pager.failure().map_or(Ok(()), |e| Err(e.into())),
-            Store::Mapped(mapped) => mapped.check(),
+            Store::Cached(cached) => cached.check(),
         }
     }
 
     /// Ends waits that are under way.
     pub(crate) fn interrupt(&self) {
+        self.embedding.interrupt();
         if let Store::Paged(pager) = &self.store {
             pager.interrupt();
+        }
+    }
+
+    /// From now on nothing is read before someone waits for it; the bytes that are still missing.
+    pub(crate) fn stop_ahead(&self) -> u64 {
+        match &self.store {
+            Store::Paged(pager) => pager.stop_ahead(),
+            Store::Cached(_) => 0,
         }
     }
 
@@ -204,7 +213,7 @@ impl Weights {
     pub(crate) fn stats(&self) -> Stats {
         let stats = match &self.store {
             Store::Paged(pager) => pager.stats(),
-            Store::Mapped(mapped) => mapped.stats(),
+            Store::Cached(cached) => cached.stats(),
         };
         Stats { read_bytes: stats.read_bytes + self.embedding.read_bytes() + self.bound_bytes, ..stats }
     }
@@ -213,7 +222,7 @@ impl Weights {
     pub(crate) fn region(&self) -> Option<&memory::Region> {
         match &self.store {
             Store::Paged(pager) => Some(pager.region()),
-            Store::Mapped(_) => None,
+            Store::Cached(_) => None,
         }
     }
 }

@@ -4,11 +4,11 @@ use kernels::PANEL_ROWS;
 use kernels::isa::Level;
 use kernels::quant::Format;
 use memory::Error;
-use memory::source::{ByteSource, ReadRoom};
+use memory::source::{ByteSource, Fetcher};
 use std::cell::RefCell;
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// Bytes of rows that are kept: some thousand tokens, and a text repeats most of its own.
 const KEPT_BYTES: usize = 4 << 20;
@@ -18,8 +18,8 @@ const KEPT_BYTES: usize = 4 << 20;
 pub(super) struct RowTable {
     pub(super) format: Format,
     row_bytes: usize,
-    source: Arc<dyn ByteSource>,
     offset_bytes: u64,
+    fetcher: Fetcher,
     kept: Mutex<Kept>,
     read_bytes: AtomicU64,
 }
@@ -29,13 +29,12 @@ struct Kept {
     rows: HashMap<u32, (Arc<[u8]>, u64)>,
     /// Counts calls: a row's mark tells when it was last wanted.
     clock: u64,
-    room: ReadRoom,
 }
 
 impl RowTable {
     pub(super) fn new(format: Format, row_bytes: usize, source: Arc<dyn ByteSource>, offset_bytes: u64) -> RowTable {
-        let kept = Kept { rows: HashMap::new(), clock: 0, room: ReadRoom::new(true) };
-        RowTable { format, row_bytes, source, offset_bytes, kept: Mutex::new(kept), read_bytes: AtomicU64::new(0) }
+        let kept = Mutex::new(Kept { rows: HashMap::new(), clock: 0 });
+        RowTable { format, row_bytes, offset_bytes, fetcher: Fetcher::new(source), kept, read_bytes: AtomicU64::new(0) }
     }
 
     /// Bytes read so far.
@@ -43,33 +42,56 @@ impl RowTable {
         self.read_bytes.load(Ordering::Relaxed)
     }
 
-    /// The file's rows `ids`, in order. Those that are not kept are read at once.
+    /// The file's rows `ids`, in order. Those that are not kept are read at once, and waiting for them can be interrupted;
+    /// others are served meanwhile.
     pub(super) fn rows(&self, ids: &[u32]) -> Result<Vec<Arc<[u8]>>, Error> {
-        let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
-        let Kept { rows, clock, room } = &mut *kept;
-        *clock += 1;
-        let mut missing: Vec<u32> = ids.iter().copied().filter(|id| !rows.contains_key(id)).collect();
+        let mut found = self.kept().find(ids);
+        let mut missing: Vec<u32> =
+            ids.iter().zip(&found).filter(|(_, row)| row.is_none()).map(|(&id, _)| id).collect();
         missing.sort_unstable();
         missing.dedup();
-        let range = |id: &u32| {
-            let start = self.offset_bytes + u64::from(*id) * self.row_bytes as u64;
-            start..start + self.row_bytes as u64
-        };
         if !missing.is_empty() {
-            let places = self.source.read(&missing.iter().map(range).collect::<Vec<_>>(), room)?;
+            let range = |id: &u32| {
+                let start = self.offset_bytes + u64::from(*id) * self.row_bytes as u64;
+                start..start + self.row_bytes as u64
+            };
+            let fetched = self.fetcher.fetch(missing.iter().map(range).collect())?;
             self.read_bytes.fetch_add((missing.len() * self.row_bytes) as u64, Ordering::Relaxed);
-            rows.extend(missing.iter().zip(places).map(|(&id, place)| (id, (room.bytes()[place].into(), *clock))));
+            for (row, id) in found.iter_mut().zip(ids).filter(|(row, _)| row.is_none()) {
+                *row = missing.binary_search(id).ok().map(|i| Arc::clone(&fetched[i]));
+            }
+            self.kept().keep(missing.into_iter().zip(fetched), KEPT_BYTES / self.row_bytes);
         }
-        let mut take = |id: &u32| {
-            let (row, mark) = rows.get_mut(id)?;
-            *mark = *clock;
+        Ok(found.into_iter().flatten().collect())
+    }
+
+    /// Ends the waits for rows that are under way.
+    pub(super) fn interrupt(&self) {
+        self.fetcher.interrupt();
+    }
+
+    fn kept(&self) -> MutexGuard<'_, Kept> {
+        self.kept.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Kept {
+    fn find(&mut self, ids: &[u32]) -> Vec<Option<Arc<[u8]>>> {
+        self.clock += 1;
+        let find = |id: &u32| {
+            let (row, mark) = self.rows.get_mut(id)?;
+            *mark = self.clock;
             Some(Arc::clone(row))
         };
-        let found = ids.iter().filter_map(&mut take).collect();
-        if rows.len() * self.row_bytes > KEPT_BYTES {
-            forget_older_half(rows);
+        ids.iter().map(find).collect()
+    }
+
+    /// Keeps `rows` too, and of more than `most` the later half.
+    fn keep(&mut self, rows: impl Iterator<Item = (u32, Arc<[u8]>)>, most: usize) {
+        self.rows.extend(rows.map(|(id, row)| (id, (row, self.clock))));
+        if self.rows.len() > most {
+            forget_older_half(&mut self.rows);
         }
-        Ok(found)
     }
 }
 
@@ -95,14 +117,14 @@ pub(super) fn unpack(format: Format, level: Level, row: &[u8], out: &mut [f32]) 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use fixtures::faults::{Fault, FaultySource};
+    use fixtures::faults::{Fault, FaultySource, Gate};
 
     const ROW: usize = 4096;
 
-    fn table(rows: usize, fault: Option<u64>) -> (RowTable, Arc<FaultySource>) {
+    fn table(rows: usize, fault: Option<(u64, Fault)>) -> (RowTable, Arc<FaultySource>) {
         let source = FaultySource::new("table", (0..rows * ROW).map(|i| (i / ROW * 7 + i % 5) as u8).collect());
         let source = Arc::new(match fault {
-            Some(at) => source.with(at, Fault::Io(5)),
+            Some((at, fault)) => source.with(at, fault),
             None => source,
         });
         (RowTable::new(Format::Q8_0, ROW, Arc::clone(&source) as _, 0), source)
@@ -141,8 +163,30 @@ mod tests {
     }
 
     #[test]
+    fn a_read_that_stalls_can_be_interrupted_and_holds_nobody_else_up() {
+        let gate = Arc::new(Gate::default());
+        let stall = Fault::Stall(Arc::clone(&gate));
+        let (table, _) = table(8, Some((3 * ROW as u64, stall)));
+        std::thread::scope(|scope| {
+            let waiting = scope.spawn(|| table.rows(&[1, 3]));
+            gate.wait_for_arrival();
+            assert_eq!(table.rows(&[2, 4]).expect("other rows").len(), 2);
+            assert!(!waiting.is_finished(), "no byte has moved");
+            table.interrupt();
+            let error = waiting.join().expect("no panic").expect_err("an interrupted wait");
+            assert!(
+                matches!(error, Error::Interrupted { wanted_bytes, .. } if wanted_bytes == 2 * ROW as u64),
+                "{error}"
+            );
+            assert!(error.to_string().contains("no bytes moved for"), "{error}");
+        });
+        gate.open();
+        assert_eq!(table.rows(&[3]).expect("bytes move again").len(), 1);
+    }
+
+    #[test]
     fn an_error_leaves_the_table_usable() {
-        let (table, _) = table(8, Some(3 * ROW as u64));
+        let (table, _) = table(8, Some((3 * ROW as u64, Fault::Io(5))));
         assert!(matches!(table.rows(&[1, 3]), Err(Error::Io { .. })));
         assert_eq!(table.rows(&[1, 2]).expect("other rows").len(), 2);
     }
