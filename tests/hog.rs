@@ -17,7 +17,7 @@ use model::{Header, Model};
 use residency::budget::{Ledger, Line};
 use residency::headroom::{Group, Host, budget};
 use residency::models::{Change, Policy, Reason};
-use residency::pressure::{Pressure, Reading};
+use residency::pressure::{Given, Pressure, Reading};
 
 const NAME: &str = "a_hog_in_the_group_gets_what_is_idle_and_kills_nobody";
 const ROLE: &str = "AIRS_HOG_ROLE";
@@ -146,9 +146,10 @@ fn pool() {
     let (mut pressure, mut given_bytes) = (Pressure::default(), 0);
     for bite in 0..BITES {
         // Each reading comes long after the one before, as far as the policy can tell.
-        for step in 0..8 {
-            let Some(step) = pressure.step(reading((bite * 8 + step) as u64 * 10_000)) else { break };
-            given_bytes += pool.give_back(step);
+        for look in 0..8 {
+            let asked = pressure.relieve(reading((bite * 8 + look) as u64 * 10_000), &mut |step| pool.give_back(step));
+            let gave = |(_, given)| if let Given::Bytes(bytes) = given { bytes } else { 0 };
+            given_bytes += asked.into_iter().map(gave).sum::<u64>();
         }
         hog.bite();
     }

@@ -8,7 +8,6 @@ use std::time::{Duration, Instant};
 use model::{Model, Row, Runner, RunnerOptions};
 use residency::budget::{Grant, Ledger, Line};
 use residency::kv::BLOCK_TOKENS;
-use residency::pressure::Step;
 
 use crate::Error;
 use crate::account::Account;
@@ -108,12 +107,6 @@ impl Engine {
     pub fn reserve(&mut self, context_max: usize) -> Result<(), Error> {
         let sequence = self.runner.sequence_open(context_max);
         Ok(self.runner.sequence_reserve(sequence)?)
-    }
-
-    /// Takes one step of the order in which memory is given back, with the keys and values that no request holds.
-    pub fn give_back(&mut self, step: Step) {
-        // What cannot be written stays: the next step takes more.
-        let _ = self.runner.kv_shrink(step);
     }
 
     /// The model.

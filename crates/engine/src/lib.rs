@@ -8,6 +8,7 @@ mod engine;
 mod limits;
 mod overflow;
 mod pool;
+mod relief;
 mod request;
 mod sampler;
 pub mod scheduler;

@@ -6,9 +6,10 @@
 use std::collections::BTreeMap;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
+use model::Model;
 use residency::budget::Ledger;
 use residency::models::{Admission, Event, Lease, Models, Policy, State};
-use residency::pressure::Step;
+use residency::pressure::{Given, Step};
 
 use crate::{Engine, Error};
 
@@ -40,8 +41,15 @@ struct Shared {
 
 struct PoolState {
     models: Models<String>,
-    engines: BTreeMap<String, Arc<Mutex<Engine>>>,
+    engines: BTreeMap<String, Loaded>,
     closed: bool,
+}
+
+/// A model that is there.
+struct Loaded {
+    engine: Arc<Mutex<Engine>>,
+    /// The engine's, for what needs no turn at it.
+    model: Arc<Model>,
 }
 
 impl Pool {
@@ -92,9 +100,11 @@ impl Pool {
     fn load(&self, lease: Lease<String>) -> Result<Held, Error> {
         let mut loading = Loading { shared: &self.0, lease: Some(lease) };
         let Some(lease) = &loading.lease else { unreachable!("it was put there") };
-        let engine = Arc::new(Mutex::new(self.0.shelf.load(&lease.model, &self.0.ledger)?));
+        let engine = self.0.shelf.load(&lease.model, &self.0.ledger)?;
+        let model = Arc::clone(engine.model());
+        let engine = Arc::new(Mutex::new(engine));
         let mut state = self.0.lock();
-        state.engines.insert(lease.model.clone(), Arc::clone(&engine));
+        state.engines.insert(lease.model.clone(), Loaded { engine: Arc::clone(&engine), model });
         state.models.advance(lease, State::Resident, self.0.now_ms());
         drop(state);
         self.0.changed.notify_all();
@@ -108,8 +118,8 @@ impl Pool {
             if state.models.state_under(&lease).is_none() {
                 return Err(Error::LoadFailed { model: lease.model });
             }
-            if let Some(engine) = state.engines.get(&lease.model) {
-                let engine = Some(Arc::clone(engine));
+            if let Some(loaded) = state.engines.get(&lease.model) {
+                let engine = Some(Arc::clone(&loaded.engine));
                 drop(state);
                 return Ok(Held { pool: self.clone(), lease: Some(lease), engine });
             }
@@ -151,23 +161,32 @@ impl Pool {
         Ok(())
     }
 
-    /// Takes one step of the order in which memory is given back; gives the bytes that it freed.
-    pub fn give_back(&self, step: Step) -> u64 {
-        let before = self.0.ledger.used_bytes();
-        match step {
-            Step::ShrinkPrefixCache | Step::SpillIdleKv => {
-                let engines: Vec<_> = self.0.lock().engines.values().cloned().collect();
-                // One that computes keeps what it may need next.
-                engines.iter().filter_map(|e| e.try_lock().ok()).for_each(|mut e| e.give_back(step));
+    /// Takes one step of the order in which memory is given back, and keeps in the log what it gave.
+    pub fn give_back(&self, step: Step) -> Given {
+        let given = match step {
+            Step::StopPrefetch => {
+                let models: Vec<_> = self.0.lock().engines.values().map(|e| Arc::clone(&e.model)).collect();
+                Given::bytes(models.iter().map(|model| model.stop_read_ahead()).sum())
             }
             Step::DropIdleModels => {
+                let before = self.0.ledger.used_bytes();
                 let idle = self.0.lock().models.drop_idle(self.0.now_ms());
                 self.0.free(&idle);
+                Given::bytes(before.saturating_sub(self.0.ledger.used_bytes()))
             }
-            // There is no prefetch and no route yet, and who preempts would only do so again: nothing to give back.
-            Step::StopPrefetch | Step::PreemptLowPriority | Step::RouteAway => {}
-        }
-        before.saturating_sub(self.0.ledger.used_bytes())
+            _ => {
+                let engines: Vec<_> = self.0.lock().engines.values().map(|e| Arc::clone(&e.engine)).collect();
+                // One that computes keeps what it may need next.
+                let idle = engines.iter().filter_map(|engine| engine.try_lock().ok());
+                let given = idle.map(|mut engine| match engine.give_back(step) {
+                    Given::Bytes(bytes) => bytes,
+                    Given::Nothing | Given::Busy => 0,
+                });
+                Given::bytes(given.sum())
+            }
+        };
+        self.0.lock().models.asked(step, given, self.0.now_ms());
+        given
     }
 
     /// Ends the pool: who waits gets [`Error::Closed`], idle models go, the others when their last lease ends.

@@ -5,11 +5,12 @@ use std::sync::{Arc, Barrier, mpsc};
 use std::thread;
 
 use engine::{Engine, Error, Pool, Progress, Request, RunnerOptions, Sampling, Shelf};
+use fixtures::faults::{Fault, FaultySource, Gate};
 use fixtures::tiny_model::{Architecture, TinySpec, write};
-use model::{Header, Model};
+use model::{Backing, Choice, Header, LoadOptions, Model};
 use residency::budget::{Ledger, Line};
 use residency::models::{Change, Policy, Reason, State};
-use residency::pressure::{Pressure, Reading, Step};
+use residency::pressure::{Given, Pressure, Reading, Step};
 
 const CONTEXT: usize = 64;
 
@@ -214,19 +215,60 @@ fn pressure_gives_memory_back_in_order_and_takes_nothing_in_use() {
     answer(&mut idle.engine(), &[1, 2, 3]);
     drop(idle);
     let mut pressure = Pressure::default();
-    let mut freed = Vec::new();
+    let mut asked = Vec::new();
     for second in 0..20 {
         let reading = Reading { stalled_percent: Some(20.0), at_ms: second * 1000, ..Reading::default() };
-        if let Some(step) = pressure.step(reading) {
-            freed.push((step, pool.give_back(step)));
-        }
+        asked.extend(pressure.relieve(reading, &mut |step| pool.give_back(step)));
     }
-    assert_eq!(freed.iter().map(|f| f.0).collect::<Vec<_>>(), Step::ORDER);
-    let given: Vec<Step> = freed.iter().filter(|f| f.1 > 0).map(|f| f.0).collect();
-    // The conversations have just been: they go when nothing else is left.
-    assert_eq!(given, [Step::SpillIdleKv, Step::DropIdleModels]);
+    assert_eq!(asked.iter().map(|a| a.0).collect::<Vec<_>>(), Step::ORDER);
+    let gave = |given: &Given| matches!(given, Given::Bytes(bytes) if *bytes > 0);
+    let given: Vec<Step> = asked.iter().filter(|a| gave(&a.1)).map(|a| a.0).collect();
+    // Buffers first; the conversations have just been, and go when nothing else is left.
+    assert_eq!(given, [Step::ShrinkPrefixCache, Step::SpillIdleKv, Step::DropIdleModels]);
     assert_eq!(pool.list().len(), 1);
     assert_eq!(answer(&mut busy.engine(), &[1, 2, 3]), expected);
+    let logged: Vec<_> = pool
+        .events()
+        .iter()
+        .filter_map(|e| if let Change::Asked { step, given } = e.change { Some((step, given)) } else { None })
+        .collect();
+    assert_eq!(logged, asked, "each step is in the log with what it gave");
+}
+
+/// A tiny model whose weights come when the gate is opened.
+struct Late(Arc<Gate>);
+
+impl Shelf for Late {
+    fn bytes(&self, _: &str) -> Result<u64, Error> {
+        Ok(1)
+    }
+
+    fn load(&self, _: &str, _: &Ledger) -> Result<Engine, Error> {
+        let bytes = fixtures::tiny_model::build(&TinySpec::new(Architecture::Llama, gguf::TensorType::Q8_0)).to_bytes();
+        let gguf = gguf::Gguf::read(&mut &bytes[..], bytes.len() as u64).unwrap();
+        let at = gguf.tensor("blk.1.ffn_up.weight").unwrap().offset_bytes;
+        let source = Arc::new(FaultySource::new("late", bytes).with(at, Fault::Stall(Arc::clone(&self.0))));
+        source.arm(false);
+        let header = Header::from_sources(vec![Arc::clone(&source) as _])?;
+        source.arm(true);
+        let backing = Choice::Only(Backing::Unpinned);
+        let options = LoadOptions { backing, unit_bytes: 4096, ..LoadOptions::default() };
+        Engine::new(Arc::new(Model::from_header(header, &options)?), &Tiny::options())
+    }
+}
+
+#[test]
+fn pressure_while_weights_come_stops_reading_ahead_and_what_is_needed_comes_all_the_same() {
+    let gate = Arc::new(Gate::default());
+    let policy = Policy { capacity_bytes: 1, idle_bytes_max: 1, keep_alive_ms: None, thrash_ms: 0, waiting_max: 1 };
+    let pool = Pool::new(Box::new(Late(Arc::clone(&gate))), Ledger::new(1), policy, Box::new(|| 0));
+    let held = pool.acquire("late").unwrap();
+    gate.wait_for_arrival();
+    let Given::Bytes(missing) = pool.give_back(Step::StopPrefetch) else { panic!("its last unit is missing") };
+    assert!(missing > 0);
+    gate.open();
+    assert_eq!(answer(&mut held.engine(), &[1, 2, 3]), answer(&mut Tiny::new().engine("llama"), &[1, 2, 3]));
+    assert_eq!(pool.give_back(Step::StopPrefetch), Given::Nothing, "all is there");
 }
 
 #[test]

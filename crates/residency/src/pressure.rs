@@ -44,6 +44,24 @@ impl Step {
     }
 }
 
+/// What a step gave.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Given {
+    /// There was nothing to give.
+    Nothing,
+    /// At least so many bytes, freed or not taken any more.
+    Bytes(u64),
+    /// What could give is at work: it is to be asked again.
+    Busy,
+}
+
+impl Given {
+    /// Of a number of bytes.
+    pub fn bytes(bytes: u64) -> Given {
+        if bytes == 0 { Given::Nothing } else { Given::Bytes(bytes) }
+    }
+}
+
 /// What is known at one moment.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct Reading {
@@ -88,9 +106,32 @@ impl Pressure {
         Some(step)
     }
 
-    /// The last step found nothing to give back: the next one need not wait for it.
-    pub fn was_empty(&mut self) {
-        self.taken_at_ms = None;
+    /// The last step found nothing to give: the next one, which need not wait for it.
+    fn pass_over(&mut self) -> Option<Step> {
+        let step = *Step::ORDER.get(self.taken)?;
+        self.taken += 1;
+        Some(step)
+    }
+
+    /// Takes a reading. If the machine is short, asks `give` for the steps that are due until one gives something. What was
+    /// asked for, in order, and what it gave.
+    pub fn relieve(&mut self, reading: Reading, give: &mut dyn FnMut(Step) -> Given) -> Vec<(Step, Given)> {
+        let mut asked = Vec::new();
+        let mut due = self.step(reading);
+        while let Some(step) = due {
+            let given = give(step);
+            asked.push((step, given));
+            due = match given {
+                Given::Nothing => self.pass_over(),
+                Given::Bytes(_) => None,
+                Given::Busy => {
+                    self.taken -= 1;
+                    self.taken_at_ms = None;
+                    None
+                }
+            };
+        }
+        asked
     }
 }
 
@@ -131,14 +172,34 @@ mod tests {
     }
 
     #[test]
-    fn relief_begins_the_order_again_and_an_empty_step_is_passed_over() {
+    fn relief_begins_the_order_again() {
         let mut pressure = Pressure::default();
         assert_eq!(pressure.step(psi(5.0, 0)), Some(Step::StopPrefetch));
         assert_eq!(pressure.step(psi(5.0, 1)), None);
-        pressure.was_empty();
-        assert_eq!(pressure.step(psi(5.0, 2)), Some(Step::ShrinkPrefixCache));
+        assert_eq!(pressure.step(psi(5.0, SETTLE_MS)), Some(Step::ShrinkPrefixCache));
         assert_eq!(pressure.step(psi(0.5, 5000)), None);
         assert_eq!(pressure.step(psi(5.0, 5001)), Some(Step::StopPrefetch));
+    }
+
+    #[test]
+    fn what_has_nothing_is_passed_over_what_gives_is_given_time_and_what_is_busy_is_asked_again() {
+        let mut pressure = Pressure::default();
+        let mut busy = true;
+        let mut give = |step| match step {
+            Step::ShrinkPrefixCache if std::mem::take(&mut busy) => Given::Busy,
+            Step::ShrinkPrefixCache => Given::Bytes(7),
+            Step::DropIdleModels => Given::bytes(9),
+            _ => Given::bytes(0),
+        };
+        let mut at = |at_ms| pressure.relieve(psi(5.0, at_ms), &mut give);
+        use Given::{Busy, Bytes, Nothing};
+        assert_eq!(at(0), [(Step::StopPrefetch, Nothing), (Step::ShrinkPrefixCache, Busy)]);
+        assert_eq!(at(1), [(Step::ShrinkPrefixCache, Bytes(7))], "nothing was given that would need time");
+        assert_eq!(at(2), [], "it needs time to show");
+        assert_eq!(at(3000), [(Step::SpillIdleKv, Nothing), (Step::DropIdleModels, Bytes(9))]);
+        assert_eq!(at(6000), [(Step::PreemptLowPriority, Nothing), (Step::RouteAway, Nothing)]);
+        assert_eq!(at(9000), [], "all is given");
+        assert_eq!(pressure.relieve(psi(0.0, 9001), &mut |_| unreachable!("no one is short")), []);
     }
 
     #[test]

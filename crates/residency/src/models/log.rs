@@ -3,6 +3,7 @@
 use std::collections::VecDeque;
 
 use super::Ticket;
+use crate::pressure::{Given, Step};
 
 /// Where a model is between coming and going.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -87,6 +88,13 @@ pub enum Change<K> {
         wanted_bytes: u64,
         /// Bytes now.
         to_bytes: u64,
+    },
+    /// The machine was short of memory, and this was asked of the pool.
+    Asked {
+        /// What.
+        step: Step,
+        /// What it gave.
+        given: Given,
     },
 }
 

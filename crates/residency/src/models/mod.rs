@@ -19,6 +19,7 @@ mod log;
 use std::collections::{BTreeMap, VecDeque};
 
 use crate::Error;
+use crate::pressure::{Given, Step};
 pub use log::{Change, Event, Reason, State};
 use log::{Entry, Log, Waiting};
 
@@ -338,6 +339,11 @@ impl<K: Ord + Clone> Models<K> {
         let idle = self.idle_for(u64::MAX);
         idle.iter().for_each(|model| self.start_draining(model, Reason::Pressure, now_ms));
         idle
+    }
+
+    /// Keeps in the log what the pool was asked for when memory was short, and what it gave.
+    pub fn asked(&mut self, step: Step, given: Given, now_ms: u64) {
+        self.log.push(now_ms, None, Change::Asked { step, given });
     }
 
     /// Protects `model`, or ends that. While protected it is evicted on order only.
