@@ -46,6 +46,16 @@ impl Failure {
     }
 }
 
+impl Display for Failure {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Failure::Usage(text) | Failure::Run(text) => f.write_str(text),
+            Failure::Interrupted => f.write_str("interrupted"),
+            Failure::OutputClosed => f.write_str("nobody reads the output"),
+        }
+    }
+}
+
 impl From<engine::Error> for Failure {
     fn from(error: engine::Error) -> Self {
         Failure::Run(error.to_string())

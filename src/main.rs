@@ -9,6 +9,8 @@ mod open;
 mod planning;
 mod prompt;
 mod receipts;
+mod relief;
+mod remote;
 mod speculate;
 mod storage;
 mod terminal;

@@ -99,6 +99,7 @@ pub(crate) fn open(settings: &Settings, name: &str, compute: &Compute, need: Nee
 
     let label = label(name, &path);
     let ledger = Ledger::new(planned.budget_bytes);
+    memory::program::pin(planned.plan.bytes.weights);
     let process = ledger.charge_unavoidable(Line::Base, "", planned.plan.bytes.base);
     let engine = load(header, &place, &ledger, &label, &planned, compute, &options)?;
     Ok(Opened {

@@ -53,8 +53,12 @@ fn receipts_path(settings: &Settings) -> PathBuf {
 /// The name that a model's receipts bear: names of files change, their lengths tell them apart.
 pub(crate) fn model_key(path: &Path) -> String {
     let bytes = fs::metadata(path).map_or(0, |m| m.len());
-    let name = path.file_name().map_or_else(Default::default, |n| n.to_string_lossy());
-    format!("{name}/{bytes}")
+    key_of(&path.file_name().map_or_else(Default::default, |n| n.to_string_lossy()), bytes)
+}
+
+/// The same for a (first) file that is not here.
+pub(crate) fn key_of(file_name: &str, bytes: u64) -> String {
+    format!("{file_name}/{bytes}")
 }
 
 /// Keeps a receipt of a run, if it was long enough to tell something.
@@ -110,8 +114,8 @@ fn read_lines(path: &Path) -> Vec<Line> {
     text.lines().filter_map(|l| serde_json::from_str(l).ok()).collect()
 }
 
-/// The shares of `rates` that the model at `path` reaches, as far as receipts of such runs tell.
-pub(crate) fn shares(settings: &Settings, path: &Path, threads: usize, isa: Isa, rates: &Rates) -> Shares {
+/// The shares of `rates` that the model with receipts under `key` reaches, as far as they tell.
+pub(crate) fn shares(settings: &Settings, key: &str, threads: usize, isa: Isa, rates: &Rates) -> Shares {
     let lines = read_lines(&receipts_path(settings));
     let like_this = |l: &&Line| l.threads == threads && l.isa == isa.name();
     let receipt = |l: &Line| forecast::Receipt {
@@ -120,7 +124,7 @@ pub(crate) fn shares(settings: &Settings, path: &Path, threads: usize, isa: Isa,
         prefill: l.prefill_macs_per_second.map(|v| v / rates.int8_macs_per_second),
     };
     let receipts: Vec<_> = lines.iter().filter(like_this).map(receipt).collect();
-    Shares::fit(&receipts, &model_key(path))
+    Shares::fit(&receipts, key)
 }
 
 /// What this machine can do with `threads` and `isa`: measured the first time, which takes a second and as much memory as

@@ -7,7 +7,7 @@ use std::io::Read;
 use std::path::Path;
 use std::process::Command;
 
-use common::{Ended, airs, changed_header, position, run, run_with_input, store};
+use common::{Ended, airs, changed_header, position, run, run_with_input, store, user_store};
 use fixtures::test_models;
 use serde_json::{Value, json};
 use tempfile::TempDir;
@@ -124,7 +124,7 @@ fn an_empty_input_is_no_prompt() {
 fn without_hub_and_pip_the_message_names_both_and_a_corrupted_file_is_gone() {
     let model = test_models::smollm2();
     let home = TempDir::new().unwrap();
-    let stored = home.path().join(model.strip_prefix(store()).unwrap());
+    let stored = home.path().join(model.strip_prefix(user_store()).unwrap());
     fs::create_dir_all(stored.parent().unwrap()).unwrap();
     changed_header(&model, &stored, |_| ());
     let pull = airs(home.path()).env("PATH", "").args(["pull", "smollm2"]).output().unwrap();
@@ -142,7 +142,7 @@ fn models_of_the_store_are_listed_and_deleted() {
     let model = test_models::smollm2();
     let home = TempDir::new().unwrap();
     assert_eq!(run(home.path(), &["list", "-o", "json"]).json(), json!([]));
-    let stored = home.path().join(model.strip_prefix(store()).unwrap());
+    let stored = home.path().join(model.strip_prefix(user_store()).unwrap());
     fs::create_dir_all(stored.parent().unwrap()).unwrap();
     changed_header(&model, &stored, |_| ());
     let listed = run(home.path(), &["list", "-o", "json"]).json();
@@ -213,7 +213,7 @@ const PROMPT: [&str; 8] = ["run", "-m", "smollm2", "--tokens", "1,9690,198,2683,
 #[test]
 fn run_prints_the_promised_json() {
     let result = run(&store(), &[&PROMPT[..], &["json", "--temp", "0"]].concat()).json();
-    assert_eq!(keys(&result), ["prompt_tokens", "tokens", "text", "stop", "mode", "timings"]);
+    assert_eq!(keys(&result), ["prompt_tokens", "tokens", "text", "stop", "mode", "given_back", "timings"]);
     let timings = [
         "load_ms",
         "ttft_ms",

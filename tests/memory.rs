@@ -96,6 +96,7 @@ fn the_ledger_is_within_two_percent_of_the_kernel_and_the_plan_said_so() {
                 .map(|(_, v)| v.as_u64().unwrap())
                 .sum();
             assert_eq!(mem["lines"]["total"].as_u64(), Some(sum));
+            assert_eq!(mem["weights"]["resident_percent"], 100.0, "{mem}");
             let plan = run(home.path(), &[&["plan"], &flags[..]].concat()).json();
             let planned = plan["bytes"]["total"].as_f64().unwrap();
             let peak = mem["kernel"]["peak_rss_bytes"].as_f64().unwrap();

@@ -2,19 +2,20 @@
 
 use std::path::Path;
 
-use engine::{Engine, StopReason};
+use engine::StopReason;
 use rustyline::DefaultEditor;
 use rustyline::error::ReadlineError;
 
 use super::run::Speaker;
 use crate::failure::Failure;
 use crate::prompt::{chat_tokens, message, raw_tokens};
+use crate::relief::Watched;
 use crate::terminal::{print, say};
 
 const HELP: &str = "/clear forgets the conversation, /bye or Ctrl-D leaves, Ctrl-C stops an answer";
 
 /// Talks until the user leaves.
-pub(super) fn converse(engine: &mut Engine, speaker: &Speaker, history: &Path) -> Result<(), Failure> {
+pub(super) fn converse(watched: &Watched<'_>, speaker: &Speaker, history: &Path) -> Result<(), Failure> {
     let mut editor = DefaultEditor::new().map_err(|e| Failure::Run(format!("terminal: {e}")))?;
     // There is none the first time.
     let _ = editor.load_history(history);
@@ -48,6 +49,7 @@ pub(super) fn converse(engine: &mut Engine, speaker: &Speaker, history: &Path) -
             }
             _ => {}
         }
+        let mut engine = watched.engine();
         let prompt = match &speaker.template {
             None => raw_tokens(engine.model(), text),
             Some(template) => {
@@ -55,7 +57,7 @@ pub(super) fn converse(engine: &mut Engine, speaker: &Speaker, history: &Path) -
                 chat_tokens(engine.model(), template, &messages)?
             }
         };
-        match speaker.answer(engine, prompt, true, &mut || ()) {
+        match speaker.answer(&mut engine, prompt, true, &mut || ()) {
             Ok(answer) => {
                 print("\n")?;
                 if answer.stop == StopReason::Context {
@@ -66,6 +68,10 @@ pub(super) fn converse(engine: &mut Engine, speaker: &Speaker, history: &Path) -
             // Too long, most likely: the question is taken back and the conversation goes on.
             Err(Failure::Run(text)) => {
                 say(&format!("{text}; /clear makes room"));
+                messages.pop();
+            }
+            // It waited for weights when it was stopped.
+            Err(Failure::Interrupted) => {
                 messages.pop();
             }
             Err(other) => return Err(other),

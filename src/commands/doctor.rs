@@ -3,6 +3,7 @@
 use std::fs::File;
 use std::path::Path;
 
+use memory::backing::{self, Backing, Support};
 use memory::damon::State;
 use memory::pressure::Reader;
 use model::Isa;
@@ -67,51 +68,32 @@ pub(crate) fn execute(args: &Doctor, settings: &Settings) -> Result<(), Failure>
     print(&out)
 }
 
-/// Kinds of pages, and whether they can be kept.
-fn pages(reader: &Reader) -> Vec<Capability> {
-    let info = reader.meminfo();
-    let free = info.map(|i| i.huge_pages_free);
-    let found = match info {
-        Some(i) => format!("{} free of {}", i.huge_pages_free, size(i.huge_page_bytes)),
-        None => "the kernel does not tell".to_owned(),
-    };
-    let hugetlb =
-        Capability::new("hugetlb pool", free.map(|n| n > 0), found, "weights in huge pages that nothing can swap")
-            .or_run("sudo sysctl vm.nr_hugepages=$((MODEL_MIB / 2 + 16))");
-    let thp = reader.text("/sys/kernel/mm/transparent_hugepage/enabled");
-    let on = thp.as_deref().map(|t| !t.contains("[never]"));
-    let found = thp.map_or("this kernel has none".to_owned(), |t| t.trim().to_owned());
-    let thp = Capability::new(
-        "transparent huge pages",
-        on.unwrap_or(false),
-        found,
-        "weights in huge pages: fewer TLB misses in decoding",
-    )
-    .or_run("echo madvise | sudo tee /sys/kernel/mm/transparent_hugepage/enabled");
-    let locked = reader.text("/proc/self/limits").and_then(|t| locked_limit(&t));
-    let found = match locked {
-        Some(Some(bytes)) => size(bytes),
-        Some(None) => "unlimited".to_owned(),
-        None => "the kernel does not tell".to_owned(),
-    };
-    // Enough for the smallest model worth pinning.
-    let enough = locked.map(|limit| limit.is_none_or(|bytes| bytes >= 128 << 20));
-    let mlock = Capability::new("mlock limit", enough, found, "weights that are never swapped or compressed")
-        .or_run("ulimit -l unlimited (as root), or LimitMEMLOCK=infinity in the systemd unit");
-    let swap = info.map_or(0, |i| i.swap_bytes);
-    let found = if swap == 0 { "none".to_owned() } else { size(swap) };
-    let swap = Capability::new("no swap", swap == 0, found, "memory that stays without being locked")
-        .or_run("sudo swapoff -a");
-    vec![hugetlb, thp, mlock, swap]
-}
+/// The size of model that memory is looked for: the smallest that is worth pinning.
+const MODEL_BYTES: usize = 128 << 20;
 
-/// The soft limit of locked memory in `/proc/self/limits`; `Some(None)` is no limit.
-fn locked_limit(text: &str) -> Option<Option<u64>> {
-    let line = text.lines().find_map(|l| l.strip_prefix("Max locked memory"))?;
-    match line.split_whitespace().next()? {
-        "unlimited" => Some(None),
-        bytes => bytes.parse().ok().map(Some),
-    }
+/// Kinds of pages, and whether they can be kept: as loading a model would find them.
+fn pages(reader: &Reader) -> Vec<Capability> {
+    let known = |backing| match backing {
+        Backing::Huge => Some(("hugetlb pool", "weights in huge pages that nothing can swap")),
+        Backing::Thp => Some(("transparent huge pages", "weights in huge pages: fewer TLB misses in decoding")),
+        Backing::Base => Some(("mlock limit", "weights that are never swapped or compressed")),
+        // Every machine has it.
+        Backing::Unpinned => None,
+    };
+    let one = |found: Support| {
+        let (name, gives) = known(found.backing)?;
+        let told = format!("for a model of {}: {}", size(MODEL_BYTES as u64), found.reason);
+        let capability = Capability::new(name, found.available, told, gives);
+        Some(found.fix.iter().fold(capability, |capability, fix| capability.or_run(fix)))
+    };
+    let mut all: Vec<Capability> = backing::probe(MODEL_BYTES).into_iter().filter_map(one).collect();
+    let swap = reader.meminfo().map_or(0, |i| i.swap_bytes);
+    let found = if swap == 0 { "none".to_owned() } else { size(swap) };
+    all.push(
+        Capability::new("no swap", swap == 0, found, "memory that stays without being locked")
+            .or_run("sudo swapoff -a"),
+    );
+    all
 }
 
 /// Interfaces of the kernel that may be switched off.
@@ -252,15 +234,6 @@ fn rates(settings: &Settings) -> Vec<Capability> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn the_limit_of_locked_memory_is_the_soft_one() {
-        let text = "Limit                     Soft Limit           Hard Limit           Units\n\
-                    Max locked memory         65536                8388608              bytes\n";
-        assert_eq!(locked_limit(text), Some(Some(65536)));
-        assert_eq!(locked_limit("Max locked memory         unlimited  unlimited bytes\n"), Some(None));
-        assert_eq!(locked_limit("Max cpu time 1 2\n"), None);
-    }
 
     #[test]
     fn only_what_is_missing_has_a_command() {

@@ -3,6 +3,7 @@
 use std::ops::ControlFlow;
 
 use memory::pressure::{Group, Process, Reader};
+use model::Model;
 use residency::budget::{Ledger, Line};
 use serde_json::{Map, Value, json};
 
@@ -34,6 +35,22 @@ impl Kernel {
     }
 }
 
+/// What holds the weights, as far as that is memory of our own.
+struct Held {
+    backing: &'static str,
+    /// What of them is in memory now, by the kernel's word.
+    resident_percent: f64,
+    /// What the kernel has promised to keep there.
+    pinned_bytes: u64,
+}
+
+impl Held {
+    fn of(model: &Model) -> Option<Held> {
+        let resident_percent = model.resident_bytes()? as f64 * 100.0 / model.stats().total_bytes as f64;
+        Some(Held { backing: model.backing()?.name(), resident_percent, pinned_bytes: model.pinned_bytes() })
+    }
+}
+
 /// By how many percent the ledger is above what the kernel says.
 fn error_percent(ledger_bytes: u64, kernel_bytes: u64) -> f64 {
     (ledger_bytes as f64 - kernel_bytes as f64) * 100.0 / kernel_bytes as f64
@@ -48,10 +65,11 @@ pub(crate) fn execute(args: &Mem, settings: &Settings) -> Result<(), Failure> {
     let kernel = Kernel::read();
     let ledger = &opened.ledger;
     let error = kernel.as_ref().map(|k| error_percent(ledger.used_bytes(), k.held_bytes()));
+    let held = Held::of(opened.model());
     if args.output.json() {
-        return print_json(&json_of(&opened, kernel.as_ref(), error));
+        return print_json(&json_of(&opened, kernel.as_ref(), held.as_ref(), error));
     }
-    print(&text_of(ledger, kernel.as_ref(), error))
+    print(&text_of(ledger, kernel.as_ref(), held.as_ref(), error))
 }
 
 /// Computes a batch, and takes the memory of all sessions at their full length.
@@ -67,7 +85,7 @@ fn warm(opened: &mut Opened, args: &Mem) -> Result<(), Failure> {
     Ok(())
 }
 
-fn json_of(opened: &Opened, kernel: Option<&Kernel>, error: Option<f64>) -> Value {
+fn json_of(opened: &Opened, kernel: Option<&Kernel>, held: Option<&Held>, error: Option<f64>) -> Value {
     let ledger = &opened.ledger;
     let line = |&line: &Line| (line.name().to_owned(), json!(ledger.line_bytes(line)));
     let mut lines: Map<String, Value> = Line::ALL.iter().map(line).collect();
@@ -95,18 +113,26 @@ fn json_of(opened: &Opened, kernel: Option<&Kernel>, error: Option<f64>) -> Valu
             "cgroups": k.groups.iter().map(group).collect::<Vec<_>>(),
         })
     });
+    let held = held.map(|held| {
+        json!({
+            "backing": held.backing,
+            "resident_percent": (held.resident_percent * 100.0).round() / 100.0,
+            "pinned_bytes": held.pinned_bytes,
+        })
+    });
     json!({
         "model": opened.label,
         "mode": opened.mode.name(),
         "context": opened.context,
         "budget_bytes": ledger.budget_bytes(),
         "lines": lines,
+        "weights": held,
         "kernel": kernel,
         "error_percent": error.map(|e| (e * 100.0).round() / 100.0),
     })
 }
 
-fn text_of(ledger: &Ledger, kernel: Option<&Kernel>, error: Option<f64>) -> String {
+fn text_of(ledger: &Ledger, kernel: Option<&Kernel>, held: Option<&Held>, error: Option<f64>) -> String {
     let mut out = String::new();
     let mut row = |key: &str, bytes: u64| out += &format!("{key:<30}{:>10.1} MiB\n", bytes as f64 / f64::from(1 << 20));
     for &line in Line::ALL.iter().filter(|&&line| ledger.line_bytes(line) > 0) {
@@ -114,6 +140,9 @@ fn text_of(ledger: &Ledger, kernel: Option<&Kernel>, error: Option<f64>) -> Stri
     }
     row("ledger", ledger.used_bytes());
     row("of the budget", ledger.budget_bytes());
+    if let Some(held) = held {
+        row(&format!("pinned ({}, {:.0} % in memory)", held.backing, held.resident_percent), held.pinned_bytes);
+    }
     let (Some(kernel), Some(error)) = (kernel, error) else {
         return out + "the kernel does not tell what the process holds\n";
     };

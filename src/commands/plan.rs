@@ -1,7 +1,8 @@
 //! `airs plan`: how a model would run, from its header alone, with the arithmetic.
 
-use std::path::Path;
+use std::path::PathBuf;
 
+use library::{Library, Name};
 use model::{Header, Isa, KvType, RunnerOptions};
 use residency::forecast::{Forecast, Rates, Shares, Work, forecast};
 use residency::headroom;
@@ -14,8 +15,9 @@ use crate::machine;
 use crate::open::{label, locate};
 use crate::planning::{Need, Planned, plan_for, runner_options};
 use crate::receipts;
+use crate::remote;
 use crate::storage::{self, Probe};
-use crate::terminal::{print, print_json, size};
+use crate::terminal::{print, print_json, say, size};
 use crate::values::Memory;
 
 /// Free memory that measuring the machine wants, with room to spare.
@@ -24,10 +26,9 @@ const MEASURE_BYTES: u64 = 768 << 20;
 const PREDICTED: usize = 32;
 
 pub(crate) fn execute(args: &Plan, settings: &Settings) -> Result<(), Failure> {
-    let path = locate(settings, args.model.name())?;
-    let fail = |e: model::Error| Failure::at(&path.display().to_string(), e);
     let (here, base_bytes) = (machine::host(), machine::rss_bytes().unwrap_or(0));
-    let header = Header::read(&path).map_err(fail)?;
+    let Subject { header, place, label, key, path } = Subject::find(args, settings)?;
+    let fail = |e: model::Error| Failure::at(&place, e);
     let options = runner_options(&args.compute, settings);
     let host = args.device.map(headroom::device).or_else(|| here.clone());
     let context = Some(args.sessions.context).filter(|&c| c > 0);
@@ -38,18 +39,63 @@ pub(crate) fn execute(args: &Plan, settings: &Settings) -> Result<(), Failure> {
             .map_err(fail)?;
 
     let room = here.map_or(0, |host| headroom::budget(&host).bytes);
-    let speed = Speed::new(args, settings, &path, &header, &planned, &options, room).map_err(fail)?;
+    let probe = path.as_deref().and_then(|path| storage::probe(path).ok());
+    let speed = Speed::new(args, settings, &key, probe, &header, &planned, &options, room).map_err(fail)?;
     let mut reasons = planned.plan.reasons.clone();
     reasons.extend(planned.risk(memory).filter(|_| !args.compute.budget.force));
     if args.device.is_some() {
         reasons.push("forecast: with the speed of this machine, not of the device".to_owned());
     }
     reasons.extend(speed.notes());
+    if path.is_none() {
+        reasons.push("the model is not here: its header was read where it comes from".to_owned());
+    }
     let by_type = kv_by_type(&header, &options).map_err(fail)?;
     if args.output.json() {
         return print_json(&json_of(&planned, &by_type, &options, &speed.forecast, &reasons));
     }
-    print(&text_of(&label(args.model.name(), &path), memory, &planned, &by_type, &speed, &reasons))
+    print(&text_of(&label, memory, &planned, &by_type, &speed, &reasons))
+}
+
+/// What is planned for.
+struct Subject {
+    header: Header,
+    /// What messages call it.
+    place: String,
+    /// What the user calls it.
+    label: String,
+    /// What its receipts are kept under.
+    key: String,
+    /// `None`: it is not here.
+    path: Option<PathBuf>,
+}
+
+impl Subject {
+    /// Reads the header, of what is not here from where it comes from.
+    fn find(args: &Plan, settings: &Settings) -> Result<Subject, Failure> {
+        let text = args.model.name();
+        let (library, name) = (Library::new(settings.library.clone()), Name::parse(text)?);
+        if library.find(&name)?.is_none() {
+            match Subject::remote(&library, &name) {
+                // A model of the catalog has another source, which gives it only as a whole.
+                Err(e) if matches!(name, Name::Catalog { .. }) => say(&format!("{e}; fetching the model")),
+                other => return other,
+            }
+        }
+        let path = locate(settings, text)?;
+        let place = path.display().to_string();
+        let header = Header::read(&path).map_err(|e| Failure::at(&place, e))?;
+        let (label, key) = (label(text, &path), receipts::model_key(&path));
+        Ok(Subject { header, place, label, key, path: Some(path) })
+    }
+
+    fn remote(library: &Library, name: &Name) -> Result<Subject, Failure> {
+        let (sources, file_name) = remote::sources(library, name)?;
+        let first_bytes = sources.first().map_or(0, |source| source.len_bytes());
+        let place = name.to_string();
+        let header = Header::from_sources(sources).map_err(|e| Failure::at(&place, e))?;
+        Ok(Subject { header, label: place.clone(), place, key: receipts::key_of(&file_name, first_bytes), path: None })
+    }
 }
 
 /// Bytes of keys and values of one token, by the type of both.
@@ -77,7 +123,8 @@ impl Speed {
     fn new(
         args: &Plan,
         settings: &Settings,
-        path: &Path,
+        key: &str,
+        probe: Option<Probe>,
         header: &Header,
         planned: &Planned,
         options: &RunnerOptions,
@@ -96,14 +143,14 @@ impl Speed {
         };
         let isa = options.isa.unwrap_or_else(Isa::detect);
         let nothing = Forecast { ttft_ms: None, predicted_per_second: None };
-        let mut speed = Speed { forecast: nothing, work, rates: None, probe: storage::probe(path).ok() };
+        let mut speed = Speed { forecast: nothing, work, rates: None, probe };
         if room_bytes < MEASURE_BYTES {
             return Ok(speed);
         }
         // What cannot be measured is absent.
         let Ok(mut rates) = receipts::rates(settings, options.threads, isa) else { return Ok(speed) };
         rates.file_bytes_per_second = speed.probe.map(|p| p.bytes_per_second);
-        let shares = receipts::shares(settings, path, options.threads, isa, &rates);
+        let shares = receipts::shares(settings, key, options.threads, isa, &rates);
         if planned.plan.mode != Mode::Refused {
             speed.forecast = forecast(&speed.work, &rates, &shares);
         }

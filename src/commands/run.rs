@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use engine::{Engine, Generated, LIGHT_ROWS, Overflow, Progress as Step, Request, Sampling, StopReason};
 use library::{CATALOG, Name};
+use residency::pressure;
 use serde_json::json;
 
 use super::chat;
@@ -16,6 +17,7 @@ use crate::interrupt::Stoppable;
 use crate::open::{Opened, open};
 use crate::planning::Need;
 use crate::prompt::{chat_tokens, message, raw_tokens, template};
+use crate::relief::{self, Kernel, Watched, watched};
 use crate::terminal::{Progress, print, print_json, say};
 use crate::values::Guess;
 use crate::{receipts, speculate};
@@ -45,7 +47,9 @@ pub(crate) fn execute(args: &Run, settings: &Settings) -> Result<(), Failure> {
         say(&format!("-c {}: the model was trained for {trained} tokens", speaker.context));
     }
     if chats {
-        return chat::converse(&mut opened.engine, &speaker, &settings.library.home.join("history"));
+        let history = settings.library.home.join("history");
+        let talk = |watched: &Watched<'_>| chat::converse(watched, &speaker, &history);
+        return watched(&mut opened.engine, Kernel::new(), talk).0;
     }
     let prompt = match (&args.tokens, &text) {
         (Some(tokens), _) => tokens.0.clone(),
@@ -54,12 +58,15 @@ pub(crate) fn execute(args: &Run, settings: &Settings) -> Result<(), Failure> {
     let streams = !args.output.json();
     let (model, mut first_read_bytes) = (Arc::clone(opened.model()), None);
     let mut first = || first_read_bytes = Some(model.read_bytes());
-    let answer = speaker.answer(&mut opened.engine, prompt.clone(), streams, &mut first)?;
+    let (answer, given) = watched(&mut opened.engine, Kernel::new(), |watched| {
+        speaker.answer(&mut watched.engine(), prompt.clone(), streams, &mut first)
+    });
+    let answer = answer?;
     receipts::keep(settings, &mut opened, &answer.timings);
     if streams {
         print("\n")?;
     } else {
-        print_json(&json_of(&opened, &prompt, &answer, first_read_bytes))?;
+        print_json(&json_of(&opened, &prompt, &answer, first_read_bytes, &given))?;
     }
     if answer.drafted > 0 {
         say(&format!("{} of {} guesses were right", answer.accepted, answer.drafted));
@@ -194,7 +201,8 @@ impl Speaker {
             ..Request::new(prompt, self.context)
         };
         let bar = Progress::counting("prompt", "tokens");
-        let stoppable = Stoppable::begin();
+        let model = Arc::clone(engine.model());
+        let stoppable = Stoppable::waiting(move || model.interrupt());
         let mut failure = None;
         let answer = engine.generate(request, &mut |step| {
             match step {
@@ -222,12 +230,23 @@ impl Speaker {
         bar.clear();
         match failure {
             Some(failure) => Err(failure),
+            // A wait that was ended: how long nothing had come is worth knowing.
+            None if stoppable.flow().is_break() => answer.map_err(|e| {
+                say(&e.to_string());
+                Failure::Interrupted
+            }),
             None => Ok(answer?),
         }
     }
 }
 
-fn json_of(opened: &Opened, prompt: &[u32], answer: &Generated, first_read_bytes: Option<u64>) -> serde_json::Value {
+fn json_of(
+    opened: &Opened,
+    prompt: &[u32],
+    answer: &Generated,
+    first_read_bytes: Option<u64>,
+    given: &[(pressure::Step, pressure::Given)],
+) -> serde_json::Value {
     let t = &answer.timings;
     let mut value = json!({
         "prompt_tokens": prompt,
@@ -235,6 +254,7 @@ fn json_of(opened: &Opened, prompt: &[u32], answer: &Generated, first_read_bytes
         "text": answer.text,
         "stop": answer.stop.name(),
         "mode": opened.mode.name(),
+        "given_back": relief::json_of(given),
         "timings": {
             "load_ms": opened.load_ms,
             "ttft_ms": t.ttft_ms,

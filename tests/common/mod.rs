@@ -5,13 +5,30 @@ use std::fs::{self, File};
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
+use std::sync::Once;
 
 use serde_json::Value;
 
-/// The store with the real models: the one that the test models were put into.
-pub(crate) fn store() -> PathBuf {
+/// The user's store: the one that the test models were put into.
+pub(crate) fn user_store() -> PathBuf {
     let model = fixtures::test_models::smollm2();
     model.ancestors().find(|dir| dir.join("locks").is_dir()).unwrap().to_owned()
+}
+
+/// A store with the same models, so that what runs leave behind (receipts, rates, locks) does not come into the user's.
+pub(crate) fn store() -> PathBuf {
+    let store = Path::new(env!("CARGO_TARGET_TMPDIR")).join("store");
+    fs::create_dir_all(&store).unwrap();
+    // One test of a suite makes the link, and anew if the user's store was another one before.
+    static LINK: Once = Once::new();
+    LINK.call_once(|| {
+        let (models, link) = (user_store().join("models"), store.join("models"));
+        if fs::read_link(&link).ok().as_deref() != Some(&models) {
+            let _ = fs::remove_file(&link);
+            std::os::unix::fs::symlink(&models, &link).unwrap();
+        }
+    });
+    store
 }
 
 /// The program with nothing in its environment but a store and the search path.
