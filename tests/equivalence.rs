@@ -1,6 +1,8 @@
 //! The numbered gates: the same bits on every path. A number is never reused.
 
 use fixtures::test_models;
+use fixtures::tiny_model::{self, Architecture, TinySpec};
+use gguf::TensorType;
 use model::{Isa, Model, Row, Runner, RunnerOptions};
 use std::path::Path;
 use std::sync::Arc;
@@ -99,5 +101,51 @@ fn gate_2_a_sequence_gives_the_same_bits_alone_and_among_others() {
         let tokens: Vec<u32> = prompt.iter().copied().chain((0..8).map(|step| 100 + step)).collect();
         let alone = logits(&model, runner.isa(), 1, tokens.len(), &tokens);
         assert!(alone == *want, "the sequence of {} tokens", prompt.len());
+    }
+}
+
+/// A model of 16 experts, 4 for each token, whose experts have another type than the rest.
+fn experts(directory: &tempfile::TempDir, architecture: Architecture, dense: TensorType, ty: TensorType) -> Arc<Model> {
+    let path = directory.path().join(format!("{architecture:?}-{ty}.gguf"));
+    let spec = TinySpec { expert_type: ty, experts: 16, experts_used: 4, ..TinySpec::new(architecture, dense) };
+    tiny_model::write(&path, &spec).expect("a small file");
+    load(&path)
+}
+
+/// Types of what all tokens use, and of experts, as real files mix them.
+const MIXES: [(Architecture, TensorType, TensorType); 5] = [
+    (Architecture::Qwen3Moe, TensorType::F16, TensorType::F16),
+    (Architecture::Qwen3Moe, TensorType::Q6_K, TensorType::Q4_K),
+    (Architecture::Mixtral, TensorType::Q4_K, TensorType::Q6_K),
+    (Architecture::Qwen2Moe, TensorType::F16, TensorType::Q8_0),
+    (Architecture::GptOss, TensorType::Q8_0, TensorType::MXFP4),
+];
+
+#[test]
+fn gate_30_tokens_give_the_same_bits_whatever_experts_their_neighbours_choose() {
+    let directory = tempfile::tempdir().expect("a directory");
+    for (architecture, dense, ty) in MIXES {
+        let model = experts(&directory, architecture, dense, ty);
+        let options = RunnerOptions { threads: 2, micro_batch: 32, ..Default::default() };
+        let mut runner = Runner::new(Arc::clone(&model), &options).expect("the detected instruction set");
+        let prompts: Vec<Vec<u32>> = (0..5).map(|i| prompt(&model, 20 + i)[i..].to_vec()).collect();
+        let all: Vec<_> = prompts.iter().map(|p| runner.sequence_open(p.len() + 1)).collect();
+        let rows = all
+            .iter()
+            .zip(&prompts)
+            .flat_map(|(&sequence, prompt)| prompt.iter().map(move |&token| Row { sequence, token, logits: false }));
+        runner.forward(&rows.collect::<Vec<_>>()).expect("room for all");
+        let rows: Vec<Row> = all.iter().map(|&sequence| Row { sequence, token: 7, logits: true }).collect();
+        let together: Vec<u32> = runner.forward(&rows).expect("room for all").iter().map(|x| x.to_bits()).collect();
+        let counts = runner.expert_counts();
+        let ran = counts.iter().filter(|&&count| count > 0).count();
+        assert!(ran > counts.len() / 2, "{ran} of {} experts ran", counts.len());
+        for (prompt, want) in prompts.iter().zip(together.chunks_exact(model.config.vocab_len)) {
+            let tokens: Vec<u32> = prompt.iter().copied().chain([7]).collect();
+            for (threads, chunk) in [(1, tokens.len()), (2, 1), (3, 5)] {
+                let alone = logits(&model, runner.isa(), threads, chunk, &tokens);
+                assert!(alone == want, "{architecture:?} {ty}: {threads} threads, chunks of {chunk}");
+            }
+        }
     }
 }

@@ -133,12 +133,13 @@ impl Speed {
         let f = &planned.footprint;
         let kv_tokens = (args.prompt + PREDICTED) as u64;
         let streamed = planned.plan.mode == Mode::Streamed;
+        let step_bytes = header.step_bytes()?;
         let work = Work {
-            step_bytes: header.step_bytes(),
+            step_bytes,
             kv_bytes: f.kv_block_bytes * kv_tokens / f.kv_block_tokens,
             prompt_macs: header.config()?.prompt_macs(args.prompt as u64),
             file_bytes: header.file_bytes(),
-            streamed_bytes: if streamed { header.step_bytes() } else { 0 },
+            streamed_bytes: if streamed { step_bytes } else { 0 },
             overlaps: planned.lazy,
         };
         let isa = options.isa.unwrap_or_else(Isa::detect);

@@ -60,6 +60,14 @@ pub(crate) fn execute(args: &Show, settings: &Settings) -> Result<(), Failure> {
             "heads_kv": config.heads_kv,
             "head_length": config.head_len,
             "feed_forward_length": config.feed_forward_len,
+            "experts": config.experts.map(|e| json!({
+                "count": e.count,
+                "used": e.routing.used,
+                "feed_forward_length": e.feed_forward_len,
+                "shared_feed_forward_length": e.shared_feed_forward_len,
+                "dense_layers": e.dense_layers,
+                "bytes": header.expert_bytes(),
+            })),
             "vocabulary": config.vocab_len,
             "context_length": config.context_len,
             "sliding_window": config.window,
@@ -88,7 +96,13 @@ pub(crate) fn execute(args: &Show, settings: &Settings) -> Result<(), Failure> {
     row("layers", config.layers.to_string());
     row("embedding", config.embedding_len.to_string());
     row("heads", format!("{} query, {} key/value, {} values each", config.heads, config.heads_kv, config.head_len));
-    row("feed-forward", config.feed_forward_len.to_string());
+    match &config.experts {
+        None => row("feed-forward", config.feed_forward_len.to_string()),
+        Some(e) => row(
+            "experts",
+            format!("{} a layer, {} for each token, {}", e.count, e.routing.used, size(header.expert_bytes())),
+        ),
+    }
     row("context", format!("{} tokens", config.context_len));
     if let Some(window) = config.window {
         row("sliding window", format!("{window} tokens in some layers"));

@@ -113,7 +113,7 @@ fn attentions(c: &mut Criterion) {
             group.bench_function(format!("{name}/{}", ty.name()), |b| {
                 b.iter(|| {
                     let run = Run { kv, first: 0, tokens, position };
-                    attention(&mut pool, level, &shape, &[run], &q, row_len, &mut out, &mut scratch);
+                    attention(&mut pool, level, &shape, &[run], &q, row_len, None, &mut out, &mut scratch);
                 });
             });
         }

@@ -171,7 +171,7 @@ fn attended(pool: &mut Pool, level: Level, shape: &Shape) -> Vec<f32> {
     let mut scratch = Scratch::default();
     for (first, n) in [(0, tokens - 1), (tokens - 1, 1)] {
         let run = Run { kv, first, tokens: n, position: first };
-        attention(pool, level, shape, &[run], &q, row, &mut out, &mut scratch);
+        attention(pool, level, shape, &[run], &q, row, None, &mut out, &mut scratch);
     }
     out
 }

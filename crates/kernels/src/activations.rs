@@ -5,6 +5,8 @@
 //! of G words: eight with four columns each, then what the constants below name. The layout depends on the instruction
 //! set, the results do not.
 //!
+//! Rows may be gathered into parts, each of which begins with a group of its own: the tokens of an expert.
+//!
 //! With [`Precision::Double`] the rest of each value is quantized too, in a buffer of the same layout: products with both
 //! are added, which gives twice the multiplications and 254 times the resolution.
 
@@ -56,7 +58,8 @@ pub(crate) enum Form {
 /// Activations of a batch for weights of `cols` columns.
 #[derive(Debug, Default)]
 pub struct Activations {
-    tokens: usize,
+    /// One for all rows, or those that rows were gathered into.
+    parts: Vec<Span>,
     cols: usize,
     group_max: usize,
     quantized: Vec<u32>,
@@ -66,16 +69,70 @@ pub struct Activations {
     precision: Precision,
 }
 
+/// A part's place.
+#[derive(Debug, Clone, Copy)]
+struct Span {
+    /// Tokens before it, groups filled up.
+    first: usize,
+    tokens: usize,
+}
+
+/// Some rows of [`Activations`], in groups.
+#[derive(Clone, Copy)]
+pub(crate) struct Part<'a> {
+    acts: &'a Activations,
+    span: Span,
+}
+
+impl<'a> Part<'a> {
+    /// Tokens held.
+    pub(crate) fn tokens(&self) -> usize {
+        self.span.tokens
+    }
+
+    /// Tokens of a group, at most.
+    pub(crate) fn group_max(&self) -> usize {
+        self.acts.group_max
+    }
+
+    /// Words of the group that starts at token `start` of the part.
+    pub(crate) fn group(&self, start: usize, form: Form) -> &'a [u32] {
+        let acts = self.acts;
+        let (_, width) = group_at(start, self.span.tokens, acts.group_max);
+        let (buffer, ready) = match form {
+            Form::Quantized => (&acts.quantized, acts.forms.quantized),
+            Form::Rest => (&acts.rest, acts.forms.quantized && acts.precision == Precision::Double),
+            Form::Floats => (&acts.floats, acts.forms.floats),
+        };
+        assert!(ready, "the activations were not prepared as {form:?}");
+        let (first, per_token) = (self.span.first + start, words_per_token(acts.cols, form == Form::Floats));
+        &buffer[first * per_token..(first + width) * per_token]
+    }
+}
+
 /// Tokens of the group that starts at token `start` of `tokens`, and its width (a power of two, at least as many).
 pub(crate) fn group_at(start: usize, tokens: usize, group_max: usize) -> (usize, usize) {
     let len = (tokens - start).min(group_max);
     (len, len.next_power_of_two())
 }
 
+/// Rows of floats that activations are made of.
+#[derive(Debug, Clone, Copy)]
+pub struct Source<'a> {
+    /// The rows, `stride` values apart.
+    pub x: &'a [f32],
+    /// Values from one row to the next.
+    pub stride: usize,
+    /// Values of a row.
+    pub cols: usize,
+    /// Applied to each row.
+    pub norm: Option<Norm<'a>>,
+}
+
 impl Activations {
-    /// Tokens held.
+    /// Tokens held, in all parts.
     pub fn tokens(&self) -> usize {
-        self.tokens
+        self.parts.iter().map(|part| part.tokens).sum()
     }
 
     /// Columns of each token.
@@ -83,27 +140,13 @@ impl Activations {
         self.cols
     }
 
-    /// Tokens of a group, at most.
-    pub(crate) fn group_max(&self) -> usize {
-        self.group_max
-    }
-
-    /// Words of the group that starts at token `start`.
-    pub(crate) fn group(&self, start: usize, form: Form) -> &[u32] {
-        let (_, width) = group_at(start, self.tokens, self.group_max);
-        let (buffer, ready) = match form {
-            Form::Quantized => (&self.quantized, self.forms.quantized),
-            Form::Rest => (&self.rest, self.forms.quantized && self.precision == Precision::Double),
-            Form::Floats => (&self.floats, self.forms.floats),
-        };
-        assert!(ready, "the activations were not prepared as {form:?}");
-        let per_token = words_per_token(self.cols, form == Form::Floats);
-        &buffer[start * per_token..(start + width) * per_token]
+    /// Part `index`; all rows are part 0 if they were not gathered.
+    pub(crate) fn part(&self, index: usize) -> Part<'_> {
+        Part { acts: self, span: self.parts[index] }
     }
 
     /// Takes `tokens` rows of `cols` values, `stride` apart in `x`, normalized by `norm` if there is one. `forms` says
     /// which forms the following products need (see `Format::float_activations`), `precision` the finest of them.
-    #[allow(clippy::too_many_arguments)]
     pub fn fill(
         &mut self,
         pool: &mut Pool,
@@ -116,55 +159,95 @@ impl Activations {
         forms: Forms,
         precision: Precision,
     ) {
+        self.make(pool, level, &Source { x, stride, cols, norm }, None, &[tokens], forms, precision);
+    }
+
+    /// Takes the rows `ids` of `source`, which may repeat, in parts of so many rows.
+    pub fn gather(
+        &mut self,
+        pool: &mut Pool,
+        level: Level,
+        source: &Source<'_>,
+        ids: &[u32],
+        parts: &[usize],
+        forms: Forms,
+        precision: Precision,
+    ) {
+        assert_eq!(parts.iter().sum::<usize>(), ids.len(), "rows of all parts");
+        self.make(pool, level, source, Some(ids), parts, forms, precision);
+    }
+
+    fn make(
+        &mut self,
+        pool: &mut Pool,
+        level: Level,
+        source: &Source<'_>,
+        ids: Option<&[u32]>,
+        parts: &[usize],
+        forms: Forms,
+        precision: Precision,
+    ) {
+        let cols = source.cols;
         assert!(
             !forms.quantized || cols.is_multiple_of(32),
             "quantized products need columns in multiples of 32, not {cols}"
         );
-        assert!(
-            tokens == 0 || (tokens - 1) * stride + cols <= x.len(),
-            "{tokens} rows of {cols} in {} values",
-            x.len()
-        );
-        (self.tokens, self.cols, self.group_max) = (tokens, cols, level.run(GroupMax));
-        (self.forms, self.precision) = (forms, precision);
-        if tokens == 0 {
-            return;
-        }
-        let group_max = self.group_max;
-        // Only the last group can be wider than its tokens.
-        let last = (tokens - 1) / group_max * group_max;
-        let padded = last + group_at(last, tokens, group_max).1;
-        let ready = |buffer: &mut Vec<u32>, wanted: bool, floats: bool| {
-            let words = if wanted { padded * words_per_token(cols, floats) } else { 0 };
-            if buffer.len() < words {
-                buffer.resize(words, 0);
+        let group_max = level.run(GroupMax);
+        (self.cols, self.group_max, self.forms, self.precision) = (cols, group_max, forms, precision);
+        self.parts.clear();
+        let (mut padded, mut groups, mut from) = (0, Vec::new(), 0);
+        for &tokens in parts {
+            self.parts.push(Span { first: padded, tokens });
+            for start in (0..tokens).step_by(group_max) {
+                let (len, width) = group_at(start, tokens, group_max);
+                groups.push(Rows { source, ids, first: from + start, tokens: len, width });
+                padded += width;
             }
-            words
-        };
-        let words = ready(&mut self.quantized, forms.quantized, false);
-        let rest_words = ready(&mut self.rest, forms.quantized && precision == Precision::Double, false);
-        let float_words = ready(&mut self.floats, forms.floats, true);
-        let rows = |i: usize| {
-            let start = i * group_max;
-            let (len, width) = group_at(start, tokens, group_max);
-            Rows { x: &x[start * stride..], stride, cols, tokens: len, width, norm }
-        };
-        let per_group = group_max * words_per_token(cols, false);
-        if rest_words > 0 {
-            let both = (&mut self.quantized[..words], &mut self.rest[..words]);
-            pool.run_chunk_pairs(both, per_group, |i, out, rest| {
-                level.run(Quantize { rows: rows(i), out, rest: Some(rest) });
-            });
-        } else {
-            pool.run_chunks(&mut self.quantized[..words], per_group, |i, out| {
-                level.run(Quantize { rows: rows(i), out, rest: None });
-            });
+            from += tokens;
         }
-        let per_group = group_max * words_per_token(cols, true);
-        pool.run_chunks(&mut self.floats[..float_words], per_group, |i, out| {
-            level.run(Interleave { rows: rows(i), out });
+        let last = ids.map_or(from.checked_sub(1), |ids| ids.iter().max().map(|&id| id as usize));
+        let fits = last.is_none_or(|last| last * source.stride + cols <= source.x.len());
+        assert!(fits, "row {last:?} of {cols} values, {} apart, of {}", source.stride, source.x.len());
+
+        let double = forms.quantized && precision == Precision::Double;
+        let per_token = [(forms.quantized, false), (double, false), (forms.floats, true)]
+            .map(|(wanted, floats)| if wanted { words_per_token(cols, floats) } else { 0 });
+        let mut left = [
+            room(&mut self.quantized, padded * per_token[0]),
+            room(&mut self.rest, padded * per_token[1]),
+            room(&mut self.floats, padded * per_token[2]),
+        ];
+        let mut tasks: Vec<_> = groups
+            .into_iter()
+            .map(|rows| {
+                let outs: [&mut [u32]; 3] = std::array::from_fn(|i| {
+                    let (out, behind) = std::mem::take(&mut left[i]).split_at_mut(rows.width * per_token[i]);
+                    left[i] = behind;
+                    out
+                });
+                (rows, outs)
+            })
+            .collect();
+        pool.run_chunks(&mut tasks, 1, |_, tasks| {
+            for (rows, [quantized, rest, floats]) in tasks {
+                if !quantized.is_empty() {
+                    let rest = Some(&mut **rest).filter(|rest| !rest.is_empty());
+                    level.run(Quantize { rows, out: quantized, rest });
+                }
+                if !floats.is_empty() {
+                    level.run(Interleave { rows, out: floats });
+                }
+            }
         });
     }
+}
+
+/// The first `words` of a buffer that only grows.
+fn room(buffer: &mut Vec<u32>, words: usize) -> &mut [u32] {
+    if buffer.len() < words {
+        buffer.resize(words, 0);
+    }
+    &mut buffer[..words]
 }
 
 fn words_per_token(cols: usize, floats: bool) -> usize {
@@ -215,25 +298,27 @@ impl Op for GroupMax {
 
 /// The rows of one group.
 struct Rows<'a> {
-    x: &'a [f32],
-    stride: usize,
-    cols: usize,
+    source: &'a Source<'a>,
+    /// Rows of the source, if they are not its own order.
+    ids: Option<&'a [u32]>,
+    first: usize,
     tokens: usize,
     width: usize,
-    norm: Option<Norm<'a>>,
 }
 
 impl Rows<'_> {
     /// Row `t`, and the factors of its columns and of all of it.
     #[inline(always)]
     fn row<S: Simd>(&self, s: S, t: usize) -> (&[f32], Option<(&[f32], f32)>) {
-        let row = &self.x[t * self.stride..][..self.cols];
-        (row, self.norm.map(|norm| (&norm.weight[..self.cols], rms_scale(s, row, norm.epsilon))))
+        let Source { x, stride, cols, norm } = *self.source;
+        let id = self.ids.map_or(self.first + t, |ids| ids[self.first + t] as usize);
+        let row = &x[id * stride..][..cols];
+        (row, norm.map(|norm| (&norm.weight[..cols], rms_scale(s, row, norm.epsilon))))
     }
 }
 
 struct Quantize<'a> {
-    rows: Rows<'a>,
+    rows: &'a Rows<'a>,
     out: &'a mut [u32],
     rest: Option<&'a mut [u32]>,
 }
@@ -260,7 +345,7 @@ impl Op for Quantize<'_> {
 }
 
 struct Interleave<'a> {
-    rows: Rows<'a>,
+    rows: &'a Rows<'a>,
     out: &'a mut [u32],
 }
 

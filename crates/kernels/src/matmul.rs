@@ -7,10 +7,16 @@
 //! one by one. Float weights: `acc = fma(weight, x, acc)` per column. Products in double precision are the sum of two
 //! chains.
 
+mod bands;
+
+pub use bands::{Band, GatedBand, matmul_bands, matmul_gated_bands};
+
 use crate::PANEL_ROWS;
-use crate::activations::{Activations, BLOCK_WORDS, Form, NEG_SUM, Precision, SCALE_HIGH, SCALE_LOW, SUM, group_at};
+use crate::activations::{
+    Activations, BLOCK_WORDS, Form, NEG_SUM, Part, Precision, SCALE_HIGH, SCALE_LOW, SUM, group_at,
+};
 use crate::isa::Level;
-use crate::ops::{Gate, gate};
+use crate::ops::{Gate, gated};
 use crate::quant::{FloatRow, Format, Quant, Sub, UnpackPanel, with_quant};
 use crate::simd::{Op, Simd};
 use crate::threads::{Cell, GridShape, Pool};
@@ -23,8 +29,13 @@ use std::ops::Range;
 pub enum Panels<'a> {
     /// They are in memory, one after the other.
     Packed(&'a [u8]),
-    /// They are made for each use, one at a time.
-    Made(&'a dyn MakePanels),
+    /// They are made for each use, one at a time: those of `by` from `first` on.
+    Made {
+        /// Who makes them.
+        by: &'a dyn MakePanels,
+        /// Which of its panels is the matrix's first.
+        first: usize,
+    },
 }
 
 /// Makes panels out of something else.
@@ -37,7 +48,7 @@ impl std::fmt::Debug for Panels<'_> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             Panels::Packed(bytes) => write!(f, "{} bytes", bytes.len()),
-            Panels::Made(_) => write!(f, "made for each use"),
+            Panels::Made { .. } => write!(f, "made for each use"),
         }
     }
 }
@@ -63,6 +74,23 @@ impl Matrix<'_> {
     /// Outputs, rounded up to whole panels.
     pub fn padded_rows(&self) -> usize {
         self.rows.next_multiple_of(PANEL_ROWS)
+    }
+
+    /// Some of its rows: whole panels.
+    pub fn part(&self, rows: Range<usize>) -> Self {
+        assert!(
+            rows.start.is_multiple_of(PANEL_ROWS) && (rows.end.is_multiple_of(PANEL_ROWS) || rows.end == self.rows),
+            "rows {rows:?} of {} are not whole panels",
+            self.rows
+        );
+        let panels = rows.start / PANEL_ROWS..rows.end.div_ceil(PANEL_ROWS);
+        let panels = match self.panels {
+            Panels::Packed(bytes) => {
+                Panels::Packed(&bytes[panels.start * self.panel_bytes()..panels.end * self.panel_bytes()])
+            }
+            Panels::Made { by, first } => Panels::Made { by, first: first + panels.start },
+        };
+        Self { rows: rows.len(), panels, bias: self.bias.map(|bias| &bias[rows]), ..*self }
     }
 
     fn panel_bytes(&self) -> usize {
@@ -127,7 +155,7 @@ pub fn matmul(
             MADE.with_borrow_mut(|[room, _]| {
                 let panel = Panel::new(&matrices[m], first / PANEL_ROWS, room);
                 WORK.with_borrow_mut(|work| {
-                    work.product(level, &panel, acts, tokens.clone(), 0);
+                    work.product(level, &panel, acts.part(0), tokens.clone(), 0);
                     level.run(Emit { values: &work.values[0], bias: panel.bias(), output, at, cell });
                 });
             });
@@ -161,10 +189,7 @@ pub fn matmul_gated(
                 let gate = Panel::new(gate_matrix, index, gate_room);
                 let up = Panel::new(up_matrix, index, up_room);
                 WORK.with_borrow_mut(|work| {
-                    work.product(level, &gate, acts, tokens.clone(), 0);
-                    work.product(level, &up, acts, tokens.clone(), 1);
-                    let [gates, ups, _] = &work.values;
-                    level.run(EmitGated { gates, ups, biases: [gate.bias(), up.bias()], function, at, cell });
+                    work.gated(level, [&gate, &up], function, acts.part(0), tokens.clone(), at, cell);
                 });
             });
         }
@@ -192,9 +217,9 @@ impl<'a> Panel<'a> {
         let len = matrix.panel_bytes();
         let bytes = match matrix.panels {
             Panels::Packed(bytes) => &bytes[index * len..(index + 1) * len],
-            Panels::Made(by) => {
+            Panels::Made { by, first } => {
                 room.resize(len, 0);
-                by.make(index..index + 1, room);
+                by.make(first + index..first + index + 1, room);
                 room
             }
         };
@@ -250,7 +275,7 @@ thread_local! {
 
 impl Work {
     /// `values[to]`: the products of a panel with `tokens`, which begin with a group.
-    fn product(&mut self, level: Level, panel: &Panel<'_>, acts: &Activations, tokens: Range<usize>, to: usize) {
+    fn product(&mut self, level: Level, panel: &Panel<'_>, acts: Part<'_>, tokens: Range<usize>, to: usize) {
         let format = panel.matrix.format;
         if format.float_activations() {
             self.pass(level, panel, acts, tokens, Form::Floats, to);
@@ -268,16 +293,25 @@ impl Work {
         }
     }
 
-    /// The products with one form of the activations.
-    fn pass(
+    /// The products of `tokens` with a panel of gates and one of ups, combined into the columns of `cell` from `at` on.
+    fn gated(
         &mut self,
         level: Level,
-        panel: &Panel<'_>,
-        acts: &Activations,
+        [gate, up]: [&Panel<'_>; 2],
+        function: Gate,
+        acts: Part<'_>,
         tokens: Range<usize>,
-        form: Form,
-        to: usize,
+        at: usize,
+        cell: &mut Cell<'_, f32>,
     ) {
+        self.product(level, gate, acts, tokens.clone(), 0);
+        self.product(level, up, acts, tokens, 1);
+        let [gates, ups, _] = &self.values;
+        level.run(EmitGated { gates, ups, biases: [gate.bias(), up.bias()], function, at, cell });
+    }
+
+    /// The products with one form of the activations.
+    fn pass(&mut self, level: Level, panel: &Panel<'_>, acts: Part<'_>, tokens: Range<usize>, form: Form, to: usize) {
         let (format, group_max) = (panel.matrix.format, acts.group_max());
         let groups = || {
             tokens.clone().step_by(group_max).map(|first| {
@@ -384,7 +418,7 @@ impl Op for EmitGated<'_, '_> {
             for at in (0..PANEL_ROWS).step_by(S::LANES) {
                 let g = load(s, &self.gates[t], &self.biases[0], at);
                 let up = load(s, &self.ups[t], &self.biases[1], at);
-                s.f_store(s.f_mul(gate(s, self.function, g), up), &mut out[at..]);
+                s.f_store(gated(s, self.function, g, up), &mut out[at..]);
             }
         }
     }

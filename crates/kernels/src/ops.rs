@@ -2,7 +2,7 @@
 
 use crate::activations::rms_scale;
 use crate::isa::Level;
-use crate::math::{exp, tanh};
+use crate::math::{exp, sum16, tanh};
 use crate::simd::{Op, Simd};
 
 /// The function of a gated feed-forward layer.
@@ -12,17 +12,26 @@ pub enum Gate {
     Silu,
     /// 0.5 x (1 + tanh(√(2/π) (x + 0.044715 x³))).
     GeluTanh,
+    /// x / (1 + e^(-1.702 x)) with x at most 7, and one more than the other factor, which is held within ±7. Source:
+    /// gpt-oss.
+    SiluClamped,
 }
 
+/// `f(x) · up`.
 #[inline(always)]
-pub(crate) fn gate<S: Simd>(s: S, function: Gate, x: S::F) -> S::F {
+pub(crate) fn gated<S: Simd>(s: S, function: Gate, x: S::F, up: S::F) -> S::F {
     let c = |v: f32| s.f_splat(v);
     match function {
-        Gate::Silu => s.f_div(x, s.f_add(c(1.0), exp(s, s.f_sub(c(0.0), x)))),
+        Gate::Silu => s.f_mul(s.f_div(x, s.f_add(c(1.0), exp(s, s.f_sub(c(0.0), x)))), up),
         Gate::GeluTanh => {
             let cube = s.f_mul(s.f_mul(x, x), x);
             let inner = s.f_mul(c(0.797_884_6), s.f_fma(cube, c(0.044_715), x));
-            s.f_mul(s.f_mul(c(0.5), x), s.f_add(c(1.0), tanh(s, inner)))
+            s.f_mul(s.f_mul(s.f_mul(c(0.5), x), s.f_add(c(1.0), tanh(s, inner))), up)
+        }
+        Gate::SiluClamped => {
+            let (x, up) = (s.f_min(x, c(7.0)), s.f_max(s.f_min(up, c(7.0)), c(-7.0)));
+            let sigmoid = s.f_div(c(1.0), s.f_add(c(1.0), exp(s, s.f_mul(c(-1.702), x))));
+            s.f_mul(s.f_mul(x, sigmoid), s.f_add(up, c(1.0)))
         }
     }
 }
@@ -146,6 +155,46 @@ impl Op for Add<'_> {
 /// `x += y`.
 pub fn add(level: Level, x: &mut [f32], y: &[f32]) {
     level.run(Add(x, y));
+}
+
+struct AddScaled<'a>(&'a mut [f32], &'a [f32], f32);
+
+impl Op for AddScaled<'_> {
+    type Out = ();
+    #[inline(always)]
+    fn run<S: Simd>(self, _: S) {
+        for (x, y) in self.0.iter_mut().zip(self.1) {
+            *x = y.mul_add(self.2, *x);
+        }
+    }
+}
+
+/// `x += factor · y`, rounded once.
+pub fn add_scaled(level: Level, x: &mut [f32], y: &[f32], factor: f32) {
+    level.run(AddScaled(x, y, factor));
+}
+
+struct Dot<'a>(&'a [f32], &'a [f32]);
+
+impl Op for Dot<'_> {
+    type Out = f32;
+    #[inline(always)]
+    fn run<S: Simd>(self, _: S) -> f32 {
+        let mut sums = [0.0; 16];
+        for (a, b) in self.0.chunks_exact(16).zip(self.1.chunks_exact(16)) {
+            for (sum, (a, b)) in sums.iter_mut().zip(a.iter().zip(b)) {
+                *sum = a.mul_add(*b, *sum);
+            }
+        }
+        let rest = self.0.chunks_exact(16).remainder().iter().zip(self.1.chunks_exact(16).remainder());
+        rest.fold(sum16(&sums), |sum, (a, b)| a.mul_add(*b, sum))
+    }
+}
+
+/// The sum of products of two vectors of equal length: 16 chains, then the tree.
+pub fn dot(level: Level, a: &[f32], b: &[f32]) -> f32 {
+    assert_eq!(a.len(), b.len(), "vectors of one length");
+    level.run(Dot(a, b))
 }
 
 /// Hadamard transform over the longest power of two that divides the length, piece by piece, in place; orthonormal, and

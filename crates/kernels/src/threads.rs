@@ -164,19 +164,6 @@ impl Pool {
         let shape = GridShape { rows: 1, row_len: data.len(), cell_rows: 1, cell_cols: chunk_len.max(1) };
         self.run_grid(data, shape, |_, col, cell| task(col / chunk_len.max(1), cell.row(0)));
     }
-
-    /// As [`Self::run_chunks`], with the same pieces of two buffers.
-    pub fn run_chunk_pairs<T: Send>(
-        &mut self,
-        (a, b): (&mut [T], &mut [T]),
-        chunk_len: usize,
-        task: impl Fn(usize, &mut [T], &mut [T]) + Sync,
-    ) {
-        assert_eq!(a.len(), b.len(), "two buffers of one length");
-        let (len, chunk_len) = (a.len(), chunk_len.max(1));
-        let b = Base(b.as_mut_ptr());
-        self.run_chunks(a, chunk_len, |i, a| task(i, a, b.cell(len, 0..1, i * chunk_len, chunk_len).row(0)));
-    }
 }
 
 impl Drop for Pool {

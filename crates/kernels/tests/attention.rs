@@ -11,6 +11,7 @@ struct Case {
     q: Vec<f32>,
     k: Vec<f32>,
     v: Vec<f32>,
+    sinks: Option<Vec<f32>>,
     tokens: usize,
 }
 
@@ -38,12 +39,19 @@ fn case(
         q: rng.normals(tokens * heads * head_len, 1.5),
         k: rng.normals(tokens * heads_kv * head_len, 1.5),
         v: rng.normals(tokens * heads_kv * head_len, 1.0),
+        sinks: None,
         tokens,
     }
 }
 
 fn with_types(mut case: Case, type_k: KvType, type_v: KvType) -> Case {
     (case.shape.type_k, case.shape.type_v) = (type_k, type_v);
+    case
+}
+
+/// Some sinks weigh nothing, some nearly all.
+fn with_sinks(mut case: Case) -> Case {
+    case.sinks = Some((0..case.shape.heads).map(|head| head as f32 * 3.0 - 5.0).collect());
     case
 }
 
@@ -69,7 +77,7 @@ fn run(case: &Case, level: Level, threads: usize, chunk: usize) -> Vec<f32> {
         let views: Vec<&[u8]> = blocks.iter().map(|block| &block[layer..]).collect();
         let kv = KvBlocks { blocks: &views };
         let run = Run { kv, first, tokens: n, position: first };
-        attention(&mut pool, level, shape, &[run], &case.q, row, &mut out, &mut scratch);
+        attention(&mut pool, level, shape, &[run], &case.q, row, case.sinks.as_deref(), &mut out, &mut scratch);
     }
     out
 }
@@ -96,7 +104,8 @@ fn plain(case: &Case) -> Vec<f64> {
                 .collect();
             let max = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
             scores.iter_mut().for_each(|x| *x = (*x - max).exp());
-            let sum: f64 = scores.iter().sum();
+            let sink = case.sinks.as_ref().map_or(0.0, |sinks| (f64::from(sinks[head]) - max).exp());
+            let sum: f64 = scores.iter().sum::<f64>() + sink;
             for i in 0..n {
                 let y: f64 = scores.iter().enumerate().map(|(p, w)| w * kv(&case.v, first + p, i)).sum();
                 out[(t * s.heads + head) * n + i] = y / sum;
@@ -115,6 +124,8 @@ fn cases() -> Vec<Case> {
         case(16, 1, 128, None, None, 33),
         case(70, 1, 32, None, None, 20),
         case(5, 5, 48, Some(3), None, 100),
+        with_sinks(case(8, 2, 64, None, None, 3 * SPLIT + 1)),
+        with_sinks(case(8, 1, 32, Some(20), None, 50)),
         with_types(case(9, 3, 64, None, None, 2 * SPLIT + 37), KvType::Q8_0, KvType::Q8_0),
         with_types(case(4, 1, 256, Some(40), None, SPLIT + 50), KvType::Q4_0, KvType::Q4_0),
         with_types(case(14, 2, 64, None, None, 75), KvType::Q8_0, KvType::Q4_0),
@@ -181,7 +192,7 @@ fn runs_of_many_sequences_in_one_call_have_the_bits_of_each_alone() {
             let mut scratch = Scratch::default();
             for runs in [&runs[..], &runs[..1], &runs[2..], &runs[..]] {
                 out.fill(-7.0);
-                attention(&mut pool, level, &shape, runs, &q, row, &mut out, &mut scratch);
+                attention(&mut pool, level, &shape, runs, &q, row, None, &mut out, &mut scratch);
                 for (i, (got, want)) in out.chunks_exact(row).zip(want.chunks_exact(row)).enumerate() {
                     if runs.iter().any(|r| (r.first..r.first + r.tokens).contains(&i)) {
                         let same = got.iter().zip(want).all(|(g, w)| g.to_bits() == w.to_bits());

@@ -162,7 +162,7 @@ fn gated_products_and_norms_give_the_same_bits_everywhere() {
         let gate = pack(format, &random_rows(format, ROWS, COLS, &mut rng), ROWS, COLS);
         let up = pack(format, &random_rows(format, ROWS, COLS, &mut rng), ROWS, COLS);
         let (x, weight) = (rng.normals(tokens * COLS, 1.0), rng.normals(COLS, 1.0));
-        for function in [Gate::Silu, Gate::GeluTanh] {
+        for function in [Gate::Silu, Gate::GeluTanh, Gate::SiluClamped] {
             let run = |level: Level, threads: usize, chunk: usize| {
                 let mut pool = Pool::new(threads);
                 let mut acts = Activations::default();

@@ -1,10 +1,11 @@
 //! What a model takes in memory and asks of the machine, from its header alone: every buffer of [`crate::Runner`] and of
 //! loading, counted as they are allocated.
 
-use crate::config::Config;
-use crate::forward::shape;
+use crate::config::{Config, Experts};
+use crate::forward::layer_kv_bytes;
 use crate::kv::groups::LayerGroups;
-use crate::weights::format_of;
+use crate::moe::Choice;
+use crate::weights::{format_of, is_vector};
 use crate::{Error, Header, RunnerOptions};
 use gguf::TensorInfo;
 use kernels::PANEL_ROWS;
@@ -38,6 +39,8 @@ pub struct Footprint {
 
 /// Matrices start at multiples of a cache line.
 const ALIGN_BYTES: usize = 64;
+/// Tokens that are missing in a group at most: nine take the room of sixteen.
+const GROUP_FILL_MAX: usize = 7;
 /// Buffers of the threads that read. Measured, too.
 const READER_BYTES: u64 = 7 << 20;
 // Measured on vocabularies of 49k to 262k tokens. The tokenizer's tables have sizes in powers of two, so that one
@@ -52,10 +55,10 @@ impl Header {
     pub fn footprint(&self, options: &RunnerOptions, logits_rows: usize) -> Result<Footprint, Error> {
         let config = self.config()?;
         let kv_types = (options.type_k, options.type_v);
-        let layer_bytes = shape(&config, 0, kv_types).block_bytes();
+        let layer_bytes = layer_kv_bytes(&config, kv_types);
         let groups = LayerGroups::new(&config);
         let window_layers = groups.layout.window_groups * groups.layers;
-        let is_matrix = |t: &&TensorInfo| t.dims.len() == 2;
+        let is_matrix = |t: &&TensorInfo| !is_vector(t);
         let packed = |t: &TensorInfo| packed_bytes(t).unwrap_or(0) as u64;
         let tied = self.gguf.tensor("output.weight").is_none();
         let row_table_bytes = self.gguf.tensor("token_embd.weight").filter(|_| !tied).map_or(0, packed);
@@ -79,28 +82,58 @@ impl Header {
 
     /// The buffers of `forward::Scratch` for `rows` rows, and the logits.
     fn scratch_bytes(&self, c: &Config, rows: usize, logits_rows: usize) -> u64 {
-        let (q_len, kv_len) = (c.heads * c.head_len, c.heads_kv * c.head_len);
+        let (q_len, kv_len) = c.widest_attention();
         let post_norms = self.gguf.tensor("blk.0.post_attention_norm.weight").is_some();
-        let part = if post_norms { c.embedding_len } else { 0 };
-        let floats =
-            c.embedding_len + (q_len + 2 * kv_len) + q_len + c.feed_forward_len.next_multiple_of(PANEL_ROWS) + part;
-        let formats = self.gguf.tensors.iter().filter(|t| t.dims.len() == 2).filter_map(|t| format_of(t.ty));
+        let part = if post_norms || c.experts.is_some() || c.residual_scale != 1.0 { c.embedding_len } else { 0 };
+        let mlp_len = c.mlp_len();
+        let floats = c.embedding_len + (q_len + 2 * kv_len) + q_len + mlp_len.next_multiple_of(PANEL_ROWS) + part;
+        let formats = self.gguf.tensors.iter().filter(|t| !is_vector(t)).filter_map(|t| format_of(t.ty));
         let forms = Forms::of(formats);
         // Each form has a buffer as large as its largest use; that of the rests, in double precision, serves q, k and v.
-        let widest = c.embedding_len.max(q_len).max(c.feed_forward_len);
+        let widest = c.embedding_len.max(q_len).max(mlp_len);
         let bytes = |cols, forms| token_bytes(cols, forms, Precision::Single);
         let quantized = Forms { floats: false, ..forms };
         let activations = bytes(widest, forms) + bytes(c.embedding_len, quantized);
         let logits = c.vocab_len.next_multiple_of(PANEL_ROWS) + c.vocab_len;
-        (rows * (4 * floats + activations) + logits_rows * 4 * logits) as u64
+        let experts = c.experts.map_or(0, |experts| expert_scratch_bytes(c, &experts, rows, forms));
+        (rows * (4 * floats + activations) + logits_rows * 4 * logits + experts) as u64
     }
 
-    /// Bytes of weights that a step reads, however many tokens it computes; as [`crate::Model::step_bytes`].
-    pub fn step_bytes(&self) -> u64 {
+    /// Bytes of weights that a step reads for one token; as [`crate::Model::step_bytes`].
+    pub fn step_bytes(&self) -> Result<u64, Error> {
         let tied = self.gguf.tensor("output.weight").is_none();
-        let read = |t: &&TensorInfo| t.dims.len() == 2 && (tied || t.name != "token_embd.weight");
-        self.gguf.tensors.iter().filter(read).filter_map(packed_bytes).sum::<usize>() as u64
+        let read = |t: &&TensorInfo| !is_vector(t) && (tied || t.name != "token_embd.weight");
+        let experts = self.config()?.experts;
+        let bytes = |t: &TensorInfo| {
+            let all = packed_bytes(t).unwrap_or(0) as u64;
+            experts.filter(|_| is_experts(t)).map_or(all, |e| all / e.count as u64 * e.routing.used as u64)
+        };
+        Ok(self.gguf.tensors.iter().filter(read).map(bytes).sum())
     }
+
+    /// Bytes of the experts of all layers, in panels.
+    pub fn expert_bytes(&self) -> u64 {
+        self.gguf.tensors.iter().filter(|t| is_experts(t)).filter_map(packed_bytes).sum::<usize>() as u64
+    }
+}
+
+/// The buffers of `moe::Scratch` for `rows` rows.
+fn expert_scratch_bytes(c: &Config, experts: &Experts, rows: usize, forms: Forms) -> usize {
+    let (embed, len, used) = (c.embedding_len, experts.feed_forward_len, experts.routing.used);
+    let choices = rows * used;
+    // The tokens of each expert are groups of their own, filled up to a power of two.
+    let padded = (choices + experts.count * GROUP_FILL_MAX).min(2 * choices);
+    let activations =
+        padded * [embed, len].map(|cols| token_bytes(cols, forms, Precision::Single)).iter().sum::<usize>();
+    let sums = if experts.beside { embed } else { 0 };
+    let floats = rows * (sums + embed + experts.count.next_multiple_of(PANEL_ROWS)) + choices * (embed + len);
+    let sorted = choices * (size_of::<Choice>() + size_of::<u32>() + size_of::<usize>());
+    activations + floats * size_of::<f32>() + sorted
+}
+
+/// Whether a tensor holds a matrix of each expert of a layer: those have a third extent.
+fn is_experts(tensor: &TensorInfo) -> bool {
+    !is_vector(tensor) && tensor.dims.len() == 3
 }
 
 /// Bytes of a tensor in panels: as in the file, but for rows that fill up the last panel.
@@ -119,8 +152,8 @@ fn array_len(value: &gguf::Value) -> u64 {
 
 fn scratch_bytes_per_token(c: &Config) -> u64 {
     // Cosines and sines of a position, for each of the two rotations.
-    let rope = 2 * c.rope_len * size_of::<f32>();
-    let partial = c.heads * (c.head_len + 2) * size_of::<f32>();
+    let rope = (c.rope_len + c.rope_len_window) * size_of::<f32>();
+    let partial = c.heads * (c.head_len.max(c.head_len_window) + 2) * size_of::<f32>();
     (rope + partial.div_ceil(SPLIT)) as u64
 }
 
@@ -128,12 +161,42 @@ impl Config {
     /// Multiply-adds of weights in a prompt of `tokens` tokens, of which only the last one's logits are wanted: in the last
     /// layer the others stop at their keys and values. Products that run twice for double precision count once.
     pub fn prompt_macs(&self, tokens: u64) -> u64 {
-        let (embed, ff) = (self.embedding_len as u64, self.feed_forward_len as u64);
-        let (q_len, kv_len) = ((self.heads * self.head_len) as u64, (self.heads_kv * self.head_len) as u64);
-        let projections = embed * (q_len + 2 * kv_len);
-        let rest = embed * (q_len + 3 * ff);
-        let layers = self.layers as u64;
-        tokens * (layers * projections + (layers - 1) * rest) + rest + embed * self.vocab_len as u64
+        let embed = self.embedding_len as u64;
+        let q_len = |layer| self.heads * self.layer_heads(layer).1;
+        let projections = |layer| embed * (q_len(layer) + 2 * self.kv_values(layer)) as u64;
+        let rest = |layer| embed * (q_len(layer) + self.feed_forward_values(layer)) as u64;
+        let last = self.layers - 1;
+        let before = (0..=last).map(projections).sum::<u64>() + (0..last).map(rest).sum::<u64>();
+        tokens * before + rest(last) + embed * self.vocab_len as u64
+    }
+
+    /// Values of a position's keys in `layer`, or of its values.
+    fn kv_values(&self, layer: usize) -> usize {
+        let (heads_kv, head_len) = self.layer_heads(layer);
+        heads_kv * head_len
+    }
+
+    /// Values of a token's queries, and of its keys, in the layer that has most.
+    fn widest_attention(&self) -> (usize, usize) {
+        let layers = 0..self.layers;
+        let q_len = layers.clone().map(|layer| self.heads * self.layer_heads(layer).1).max();
+        (q_len.unwrap_or(0), layers.map(|layer| self.kv_values(layer)).max().unwrap_or(0))
+    }
+
+    /// Rows of feed-forward matrices as wide as the residual stream, of one kind or the other, that a token meets in
+    /// `layer`.
+    fn feed_forward_values(&self, layer: usize) -> usize {
+        match self.layer_experts(layer) {
+            None => 3 * self.feed_forward_len,
+            Some(e) => 3 * (e.routing.used * e.feed_forward_len + e.shared_feed_forward_len) + e.count,
+        }
+    }
+
+    /// Width of the widest feed-forward layer that all tokens go through; 0 if there are only experts.
+    fn mlp_len(&self) -> usize {
+        let len =
+            |e: Experts| e.shared_feed_forward_len.max(if e.dense_layers > 0 { self.feed_forward_len } else { 0 });
+        self.experts.map_or(self.feed_forward_len, len)
     }
 }
 
@@ -146,9 +209,14 @@ mod tests {
 
     #[test]
     fn the_header_tells_what_loading_and_running_take() {
-        for (architecture, tied) in
-            [(Architecture::Llama, true), (Architecture::Llama, false), (Architecture::Gemma3, true)]
-        {
+        for (architecture, tied) in [
+            (Architecture::Llama, true),
+            (Architecture::Llama, false),
+            (Architecture::Gemma3, true),
+            (Architecture::Qwen2Moe, false),
+            (Architecture::GptOss, false),
+            (Architecture::Glm4Moe, true),
+        ] {
             let dir = tempfile::tempdir().expect("a directory");
             let path = dir.path().join("tiny.gguf");
             let spec = TinySpec { tied, ..TinySpec::new(architecture, gguf::TensorType::Q8_0) };
@@ -158,8 +226,10 @@ mod tests {
             let footprint = header.footprint(&options, 1).expect("a model");
             let model = Arc::new(Model::load(&path, &mut |_, _| ()).expect("a model"));
             assert_eq!(footprint.weights_bytes, model.weights_bytes);
-            assert_eq!(header.step_bytes(), model.step_bytes());
+            assert_eq!(header.step_bytes().expect("a model"), model.step_bytes());
             assert_eq!(footprint.row_table_bytes > 0, !tied);
+            assert_eq!(header.expert_bytes() > 0, architecture.has_experts());
+            assert_eq!(model.step_bytes() < model.weights_bytes, architecture.has_experts());
             let mut runner = Runner::new(model, &options).expect("a runner");
             let sequence = runner.sequence_open(17);
             let row = Row { sequence, token: 1, logits: true };

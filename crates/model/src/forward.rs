@@ -4,8 +4,9 @@ use crate::Error;
 use crate::config::{Config, Family};
 use crate::kv::groups::LayerGroups;
 use crate::kv::store::KvStore;
+use crate::moe::{self, source::ExpertSource};
 use crate::rope::RopeTable;
-use crate::weights::{Layer, Weights};
+use crate::weights::{Layer, Mlp, Weights};
 use kernels::activations::{Activations, Forms, Norm, Precision};
 use kernels::attention::{self, KV_BLOCK, KvBlocks, KvType, Shape};
 use kernels::isa::Level;
@@ -38,7 +39,7 @@ struct Part<'a> {
 #[derive(Debug, Default)]
 pub(crate) struct Scratch {
     /// Residual stream, `[tokens, embedding_len]`.
-    x: Vec<f32>,
+    pub(crate) x: Vec<f32>,
     /// Queries, keys and values side by side, `[tokens, (heads + 2 heads_kv) * head_len]`.
     qkv: Vec<f32>,
     /// Attention output, `[tokens, heads * head_len]`.
@@ -46,10 +47,13 @@ pub(crate) struct Scratch {
     /// Feed-forward middle, `[tokens, feed_forward_len padded]`.
     middle: Vec<f32>,
     /// A layer part's output before its norm, `[tokens, embedding_len padded]`.
-    part: Vec<f32>,
+    pub(crate) part: Vec<f32>,
+    /// The residual stream normalized, for layers of experts, `[tokens, embedding_len]`.
+    pub(crate) normed: Vec<f32>,
+    pub(crate) moe: moe::Scratch,
     /// `[asked, vocab_len padded]`.
     logits: Vec<f32>,
-    acts: Activations,
+    pub(crate) acts: Activations,
     attention: attention::Scratch,
 }
 
@@ -66,6 +70,7 @@ pub(crate) struct Forward<'a> {
     pub(crate) family: &'a Family,
     pub(crate) config: &'a Config,
     pub(crate) weights: &'a Weights,
+    pub(crate) expert_source: &'a dyn ExpertSource,
     pub(crate) rope: &'a RopeTable,
     pub(crate) rope_window: &'a RopeTable,
     pub(crate) pool: &'a mut Pool,
@@ -79,7 +84,7 @@ pub(crate) struct Forward<'a> {
     pub(crate) scratch: &'a mut Scratch,
 }
 
-fn grow(buffer: &mut Vec<f32>, len: usize) -> &mut [f32] {
+pub(crate) fn grow(buffer: &mut Vec<f32>, len: usize) -> &mut [f32] {
     if buffer.len() < len {
         buffer.resize(len, 0.0);
     }
@@ -90,14 +95,19 @@ fn grow(buffer: &mut Vec<f32>, len: usize) -> &mut [f32] {
 pub(crate) fn shape(config: &Config, layer: usize, types: (KvType, KvType)) -> Shape {
     Shape {
         heads: config.heads,
-        heads_kv: config.heads_kv,
-        head_len: config.head_len,
+        heads_kv: config.layer_heads(layer).0,
+        head_len: config.layer_heads(layer).1,
         scale: config.attention_scale,
         window: if config.layer_has_window(layer) { config.window } else { None },
         soft_cap: config.attention_cap,
         type_k: types.0,
         type_v: types.1,
     }
+}
+
+/// Bytes of a KV block for each layer: as many for all, so that layers of unlike shapes can take each other's place.
+pub(crate) fn layer_kv_bytes(config: &Config, types: (KvType, KvType)) -> usize {
+    (0..config.layers).map(|layer| shape(config, layer, types).block_bytes()).max().unwrap_or(0)
 }
 
 impl Forward<'_> {
@@ -112,12 +122,16 @@ impl Forward<'_> {
             self.attend(i, layer, runs, n);
             if i + 1 == self.config.layers {
                 // Nothing reads the other rows any more.
-                self.keep_rows(asked);
+                self.keep_rows(asked, i);
                 rows = asked.len();
             }
             if rows > 0 {
                 self.attention_out(layer, rows);
-                self.feed_forward(layer, rows);
+                self.feed_forward(i, layer, rows)?;
+                if let Some(scale) = layer.out_scale {
+                    let x = &mut self.scratch.x[..rows * width];
+                    self.pool.run_chunks(x, width, |_, row| row.iter_mut().for_each(|x| *x *= scale));
+                }
             }
         }
         self.weights.check()?;
@@ -141,6 +155,10 @@ impl Forward<'_> {
         );
         let logits = grow(&mut s.logits, rows * output.padded_rows());
         matmul(self.pool, self.level, &[output], &s.acts, logits, Output::Store);
+        let scale = self.config.logit_scale;
+        if scale != 1.0 {
+            self.pool.run_chunks(logits, 4096, |_, x| x.iter_mut().for_each(|x| *x *= scale));
+        }
         if let Some(cap) = self.config.logit_cap {
             let level = self.level;
             self.pool.run_chunks(logits, 4096, |_, x| ops::soft_cap(level, x, cap));
@@ -151,7 +169,7 @@ impl Forward<'_> {
 
     fn embed(&mut self, tokens: &[u32]) -> Result<(), Error> {
         let (weights, level, width) = (self.weights, self.level, self.config.embedding_len);
-        let scale = self.family.scale_embedding.then(|| (width as f32).sqrt());
+        let scale = Some(self.config.embedding_scale).filter(|&scale| scale != 1.0);
         let table = weights.embedding_rows(tokens)?;
         let x = grow(&mut self.scratch.x, tokens.len() * width);
         self.pool.run_chunks(x, width, |i, row| {
@@ -167,7 +185,8 @@ impl Forward<'_> {
     fn attend(&mut self, index: usize, layer: &Layer, runs: &[Run<'_>], n: usize) {
         let (c, level, s) = (self.config, self.level, &mut *self.scratch);
         let shape = shape(c, index, self.kv_types);
-        let mut matrices = [&layer.q, &layer.k, &layer.v].map(|w| self.weights.matrix(w));
+        let v = layer.v.as_ref().unwrap_or(&layer.k);
+        let mut matrices = [&layer.q, &layer.k, v].map(|w| self.weights.matrix(w));
         for m in &mut matrices {
             m.precision = Precision::Double;
         }
@@ -184,7 +203,7 @@ impl Forward<'_> {
             Forms::of(matrices.map(|m| m.format)),
             Precision::Double,
         );
-        let (q_len, kv_len) = (c.heads * c.head_len, c.heads_kv * c.head_len);
+        let (q_len, kv_len) = (shape.heads * shape.head_len, shape.heads_kv * shape.head_len);
         let row_len = q_len + 2 * kv_len;
         let qkv = grow(&mut s.qkv, n * row_len);
         matmul(self.pool, level, &matrices, &s.acts, qkv, Output::Store);
@@ -192,7 +211,8 @@ impl Forward<'_> {
         self.rotate_and_store(&shape, index, layer, runs, row_len);
         let s = &mut *self.scratch;
         let (group, place) = self.groups.place(index);
-        let part = |id| &self.kv.block(id)[place * shape.block_bytes()..][..shape.block_bytes()];
+        let layer_bytes = layer_kv_bytes(c, self.kv_types);
+        let part = |id| &self.kv.block(id)[place * layer_bytes..][..shape.block_bytes()];
         // Behind the window nothing is read.
         let table = |run: &Run<'_>| -> Vec<&[u8]> {
             (0..run.tables.len()).map(|i| run.tables.block(group, i).map_or(&[][..], part)).collect()
@@ -209,15 +229,16 @@ impl Forward<'_> {
             })
             .collect();
         let attended = grow(&mut s.attended, n * q_len);
-        attention::attention(self.pool, level, &shape, &runs, &s.qkv, row_len, attended, &mut s.attention);
+        let sinks = layer.sinks.as_deref();
+        attention::attention(self.pool, level, &shape, &runs, &s.qkv, row_len, sinks, attended, &mut s.attention);
     }
 
     /// Normalizes and rotates queries and keys, and writes keys and values into the KV cache.
     fn rotate_and_store(&mut self, shape: &Shape, index: usize, layer: &Layer, runs: &[Run<'_>], row_len: usize) {
         let (c, level) = (self.config, self.level);
-        let (q_len, kv_len) = (c.heads * c.head_len, c.heads_kv * c.head_len);
+        let (q_len, kv_len) = (shape.heads * shape.head_len, shape.heads_kv * shape.head_len);
         let rope = if shape.window.is_some() { self.rope_window } else { self.rope };
-        let layer_bytes = shape.block_bytes();
+        let (layer_bytes, used_bytes) = (layer_kv_bytes(c, self.kv_types), shape.block_bytes());
         let (group, place) = self.groups.place(index);
         let mut parts = Vec::new();
         let mut rows = &mut self.scratch.qkv[..];
@@ -233,7 +254,7 @@ impl Forward<'_> {
         }
         parts.sort_unstable_by_key(|part| part.block);
         let blocks = self.kv.blocks_mut(parts.iter().map(|part| part.block));
-        let kv: Vec<&mut [u8]> = blocks.map(|block| &mut block[place * layer_bytes..][..layer_bytes]).collect();
+        let kv: Vec<&mut [u8]> = blocks.map(|block| &mut block[place * layer_bytes..][..used_bytes]).collect();
         let mut tasks: Vec<_> = parts.iter_mut().zip(kv).collect();
         self.pool.run_chunks(&mut tasks, 1, |_, tasks| {
             for (Part { rows, position, .. }, kv) in tasks {
@@ -246,8 +267,11 @@ impl Forward<'_> {
                     }
                     let position = *position + i;
                     let angles = rope.row(position);
-                    ops::rope(level, q, c.head_len, angles);
-                    ops::rope(level, k, c.head_len, angles);
+                    ops::rope(level, q, shape.head_len, angles);
+                    ops::rope(level, k, shape.head_len, angles);
+                    if let Some(ones) = &layer.v_norm {
+                        ops::rms_norm(level, v, ones, c.norm_epsilon);
+                    }
                     attention::write_kv(level, shape, kv, position % KV_BLOCK, k, v);
                 }
             }
@@ -255,8 +279,8 @@ impl Forward<'_> {
     }
 
     /// Moves the rows `asked` of the residual stream and of the attention output to the front.
-    fn keep_rows(&mut self, asked: &[usize]) {
-        let (width, q_len) = (self.config.embedding_len, self.config.heads * self.config.head_len);
+    fn keep_rows(&mut self, asked: &[usize], layer: usize) {
+        let (width, q_len) = (self.config.embedding_len, self.weights.layers[layer].attention_out.cols);
         for (to, &from) in asked.iter().enumerate() {
             self.scratch.x.copy_within(from * width..(from + 1) * width, to * width);
             self.scratch.attended.copy_within(from * q_len..(from + 1) * q_len, to * q_len);
@@ -264,8 +288,7 @@ impl Forward<'_> {
     }
 
     fn attention_out(&mut self, layer: &Layer, n: usize) {
-        let q_len = self.config.heads * self.config.head_len;
-        let matrix = self.weights.matrix(&layer.attention_out);
+        let (matrix, q_len) = (self.weights.matrix(&layer.attention_out), layer.attention_out.cols);
         let s = &mut *self.scratch;
         s.acts.fill(
             self.pool,
@@ -281,11 +304,34 @@ impl Forward<'_> {
         self.add_part(matrix, layer.attention_post_norm.as_deref(), n);
     }
 
-    fn feed_forward(&mut self, layer: &Layer, n: usize) {
+    fn feed_forward(&mut self, index: usize, layer: &Layer, n: usize) -> Result<(), Error> {
+        if let Some(mlp) = &layer.mlp {
+            self.middle(mlp, &layer.ffn_norm, n);
+        }
+        let down = layer.mlp.as_ref().map(|mlp| self.weights.matrix(&mlp.down));
+        let Some(experts) = &layer.experts else {
+            if let Some(down) = down {
+                self.add_part(down, layer.ffn_post_norm.as_deref(), n);
+            }
+            return Ok(());
+        };
+        // The layer's part begins with what the shared expert makes.
+        let s = &mut *self.scratch;
+        let part = grow(&mut s.part, n * self.config.embedding_len);
+        match down {
+            Some(down) => matmul(self.pool, self.level, &[down], &s.acts, part, Output::Store),
+            None => part.fill(0.0),
+        }
+        self.experts(index, experts, &layer.ffn_norm, n)?;
+        self.add(layer.ffn_post_norm.as_deref(), n);
+        Ok(())
+    }
+
+    /// Prepares the middle of a gated feed-forward layer for its downward product.
+    fn middle(&mut self, mlp: &Mlp, norm: &[f32], n: usize) {
         let (c, level) = (self.config, self.level);
-        let (gate, up, down) =
-            (self.weights.matrix(&layer.gate), self.weights.matrix(&layer.up), self.weights.matrix(&layer.down));
-        let norm = Norm { weight: &layer.ffn_norm, epsilon: c.norm_epsilon };
+        let (gate, up) = (self.weights.matrix(&mlp.gate), self.weights.matrix(&mlp.up));
+        let norm = Norm { weight: norm, epsilon: c.norm_epsilon };
         let (width, s) = (c.embedding_len, &mut *self.scratch);
         s.acts.fill(
             self.pool,
@@ -301,33 +347,34 @@ impl Forward<'_> {
         let row_len = gate.padded_rows();
         let middle = grow(&mut s.middle, n * row_len);
         matmul_gated(self.pool, level, &gate, &up, self.family.gate, &s.acts, middle);
-        s.acts.fill(
-            self.pool,
-            level,
-            middle,
-            row_len,
-            c.feed_forward_len,
-            n,
-            None,
-            Forms::of([down.format]),
-            Precision::Single,
-        );
-        self.add_part(down, layer.ffn_post_norm.as_deref(), n);
+        let forms = Forms::of([mlp.down.format]);
+        s.acts.fill(self.pool, level, middle, row_len, gate.rows, n, None, forms, Precision::Single);
     }
 
     /// Multiplies the prepared activations by `matrix`, normalizes if asked to, and adds the result to the residual stream.
     fn add_part(&mut self, matrix: Matrix<'_>, post_norm: Option<&[f32]>, n: usize) {
+        let (width, s) = (self.config.embedding_len, &mut *self.scratch);
+        if post_norm.is_none() && self.config.residual_scale == 1.0 {
+            matmul(self.pool, self.level, &[matrix], &s.acts, &mut s.x[..n * width], Output::Add);
+            return;
+        }
+        matmul(self.pool, self.level, &[matrix], &s.acts, grow(&mut s.part, n * width), Output::Store);
+        self.add(post_norm, n);
+    }
+
+    /// Adds the layer's part, normalized if asked to, to the residual stream, as much of it as the model says.
+    fn add(&mut self, post_norm: Option<&[f32]>, n: usize) {
         let (c, level, s) = (self.config, self.level, &mut *self.scratch);
         let width = c.embedding_len;
-        let x = &mut s.x[..n * width];
-        let Some(weight) = post_norm else {
-            matmul(self.pool, level, &[matrix], &s.acts, x, Output::Add);
-            return;
-        };
-        let part = grow(&mut s.part, n * width);
-        matmul(self.pool, level, &[matrix], &s.acts, part, Output::Store);
-        self.pool.run_chunks(part, width, |_, row| ops::rms_norm(level, row, weight, c.norm_epsilon));
+        let part = &mut s.part[..n * width];
+        if let Some(weight) = post_norm {
+            self.pool.run_chunks(part, width, |_, row| ops::rms_norm(level, row, weight, c.norm_epsilon));
+        }
         let part = &*part;
-        self.pool.run_chunks(x, width, |i, row| ops::add(level, row, &part[i * width..(i + 1) * width]));
+        let x = &mut s.x[..n * width];
+        let scale = c.residual_scale;
+        self.pool.run_chunks(x, width, |i, row| {
+            ops::add_scaled(level, row, &part[i * width..(i + 1) * width], scale);
+        });
     }
 }

@@ -7,6 +7,7 @@ mod footprint;
 mod forward;
 mod kv;
 mod limits;
+pub mod moe;
 mod options;
 mod rope;
 mod runner;

@@ -49,12 +49,12 @@ impl Limits {
 }
 
 impl Model {
-    /// Bytes of weight matrices that a step reads, however many tokens it computes: all but an embedding table that is
-    /// not the output matrix too, of which a token takes one row.
+    /// Bytes of weight matrices that a step reads for one token: all but an embedding table that is not the output matrix
+    /// too, of which a token takes one row, and but the experts that it does not choose.
     pub fn step_bytes(&self) -> u64 {
         let weights = &self.weights;
-        let layers = weights.layers.iter().flat_map(|l| l.matrices());
-        layers.chain([&weights.output]).map(|w| w.len_bytes() as u64).sum()
+        let output = weights.output.len_bytes() as u64;
+        output + weights.layers.iter().map(|layer| layer.step_bytes()).sum::<u64>()
     }
 
     /// As [`crate::Config::prompt_macs`].

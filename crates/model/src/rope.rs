@@ -1,26 +1,35 @@
 //! Cosines and sines of rotary positions.
 
-use crate::config::Config;
+use crate::config::{Rope, Yarn};
 
-/// A growing table for one rotation base: a row of `rope_len / 2` cosines and as many sines for each position.
+/// A growing table for one way to rotate: a row of `rope_len / 2` cosines and as many sines for each position.
 ///
 /// Computed in double precision by functions written in Rust, so that every machine has the same bits.
 #[derive(Debug)]
 pub(crate) struct RopeTable {
     frequencies: Vec<f64>,
+    /// Factor of cosines and sines.
+    magnitude: f64,
     rows: Vec<f32>,
 }
 
 impl RopeTable {
-    /// A table for `base`; `factors` divide the frequencies (`rope_freqs.weight`).
-    pub(crate) fn new(config: &Config, base: f32, scale: f32, factors: Option<&[f32]>) -> RopeTable {
-        let half = config.rope_len / 2;
+    /// A table for heads of which `len` values are rotated; `factors` divide the frequencies (`rope_freqs.weight`).
+    pub(crate) fn new(len: usize, rope: &Rope, factors: Option<&[f32]>) -> RopeTable {
+        let half = len / 2;
+        let (base, scale) = (f64::from(rope.base), f64::from(rope.scale));
+        let ramp = rope.yarn.map(|yarn| Ramp::new(len, base, &yarn));
         let frequency = |i: usize| {
-            let exponent = -((2 * i) as f64) / config.rope_len as f64;
             let factor = factors.and_then(|f| f.get(i)).map_or(1.0, |&f| f64::from(f));
-            libm::pow(f64::from(base), exponent) * f64::from(scale) / factor
+            let whole = libm::pow(base, -((2 * i) as f64) / len as f64) / factor;
+            let kept = ramp.as_ref().map_or(0.0, |ramp| ramp.kept(i));
+            whole * scale * (1.0 - kept) + whole * kept
         };
-        RopeTable { frequencies: (0..half).map(frequency).collect(), rows: Vec::new() }
+        let magnitude = rope.yarn.map_or(1.0, |yarn| {
+            let from_scale = if yarn.mix == 0.0 { 1.0 } else { 1.0 - 0.1 * libm::log(scale) };
+            f64::from(yarn.magnitude) * from_scale
+        });
+        RopeTable { frequencies: (0..half).map(frequency).collect(), magnitude, rows: Vec::new() }
     }
 
     /// Makes the rows of all positions below `len`.
@@ -33,8 +42,8 @@ impl RopeTable {
         self.rows.reserve((len - from) * row_len);
         for position in from..len {
             let angle = |f: &f64| position as f64 * f;
-            self.rows.extend(self.frequencies.iter().map(|f| libm::cos(angle(f)) as f32));
-            self.rows.extend(self.frequencies.iter().map(|f| libm::sin(angle(f)) as f32));
+            self.rows.extend(self.frequencies.iter().map(|f| (libm::cos(angle(f)) * self.magnitude) as f32));
+            self.rows.extend(self.frequencies.iter().map(|f| (libm::sin(angle(f)) * self.magnitude) as f32));
         }
     }
 
@@ -42,5 +51,30 @@ impl RopeTable {
     pub(crate) fn row(&self, position: usize) -> &[f32] {
         let row_len = 2 * self.frequencies.len();
         &self.rows[position * row_len..(position + 1) * row_len]
+    }
+}
+
+/// How much of each frequency YaRN keeps.
+struct Ramp {
+    low: f64,
+    high: f64,
+    mix: f64,
+}
+
+impl Ramp {
+    fn new(len: usize, base: f64, yarn: &Yarn) -> Ramp {
+        // The frequency that turns so often within the context of training.
+        let place = |turns: f32| {
+            let ratio = f64::from(yarn.context_len) / (f64::from(turns) * 2.0 * std::f64::consts::PI);
+            len as f64 * libm::log(ratio) / (2.0 * libm::log(base))
+        };
+        let low = libm::floor(place(yarn.fast)).max(0.0);
+        let high = libm::ceil(place(yarn.slow)).min(len as f64 - 1.0);
+        Ramp { low, high, mix: f64::from(yarn.mix) }
+    }
+
+    fn kept(&self, i: usize) -> f64 {
+        let along = (i as f64 - self.low) / (self.high - self.low).max(0.001);
+        (1.0 - along.clamp(0.0, 1.0)) * self.mix
     }
 }

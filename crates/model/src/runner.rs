@@ -1,8 +1,9 @@
 //! A model with threads, scratch buffers and the KV cache of its sequences.
 
-use crate::forward::{Forward, Run, Scratch, shape};
+use crate::forward::{Forward, Run, Scratch, layer_kv_bytes};
 use crate::kv::groups::LayerGroups;
 use crate::kv::{KvCache, KvKey};
+use crate::moe::source::Resident;
 use crate::rope::RopeTable;
 use crate::{Error, Model};
 use kernels::attention::{KV_BLOCK, KvType};
@@ -70,9 +71,11 @@ impl Runner {
         };
         let c = &model.config;
         let kv_types = (options.type_k, options.type_v);
-        for ty in [kv_types.0, kv_types.1] {
-            if !ty.fits(c.head_len) {
-                return Err(Error::KvType { ty: ty.name(), head_len: c.head_len });
+        for (ty, head_len) in
+            [kv_types.0, kv_types.1].into_iter().flat_map(|ty| [(ty, c.head_len), (ty, c.head_len_window)])
+        {
+            if !ty.fits(head_len) {
+                return Err(Error::KvType { ty: ty.name(), head_len });
             }
         }
         let factors = model.weights.rope_factors.as_deref();
@@ -81,9 +84,13 @@ impl Runner {
             level,
             micro_batch: options.micro_batch.max(1),
             scratch: Scratch::default(),
-            rope: RopeTable::new(c, c.rope_base, c.rope_scale, factors),
-            rope_window: RopeTable::new(c, c.rope_base_window, 1.0, factors),
-            kv: KvCache::new(LayerGroups::new(c), shape(c, 0, kv_types).block_bytes(), options.micro_batch.max(1)),
+            rope: RopeTable::new(c.rope_len, &c.rope, factors),
+            rope_window: RopeTable::new(
+                c.rope_len_window,
+                &c.rope_window,
+                factors.filter(|_| !model.family.window_rope),
+            ),
+            kv: KvCache::new(LayerGroups::new(c), layer_kv_bytes(c, kv_types), options.micro_batch.max(1)),
             key: KvKey {
                 model: model.identity(),
                 adapter: None,
@@ -110,6 +117,11 @@ impl Runner {
     /// Threads that compute.
     pub fn threads(&self) -> usize {
         self.pool.threads()
+    }
+
+    /// Tokens that chose each expert so far, `[layers, experts]`; empty before the first, and for models without experts.
+    pub fn expert_counts(&self) -> &[u64] {
+        &self.scratch.moe.counts
     }
 
     /// Types of the keys and the values in the KV cache.
@@ -208,6 +220,7 @@ impl Runner {
             family: self.model.family,
             config: &self.model.config,
             weights: &self.model.weights,
+            expert_source: &Resident(&self.model.weights),
             rope: &self.rope,
             rope_window: &self.rope_window,
             pool: &mut self.pool,

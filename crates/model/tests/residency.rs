@@ -89,7 +89,7 @@ fn is_not_vacuous(options: &LoadOptions, stats: &Stats, weights_bytes: u64) {
 }
 
 fn written(directory: &tempfile::TempDir, spec: &TinySpec) -> PathBuf {
-    let path = directory.path().join(format!("{}-{}.gguf", spec.architecture.name(), spec.tensor_type));
+    let path = directory.path().join(format!("{:?}-{}.gguf", spec.architecture, spec.tensor_type));
     tiny_model::write(&path, spec).expect("a small file");
     path
 }
@@ -98,7 +98,7 @@ fn written(directory: &tempfile::TempDir, spec: &TinySpec) -> PathBuf {
 fn tiny_models_of_every_architecture_give_the_same_bits_in_every_way() {
     let directory = tempfile::tempdir().expect("a directory");
     let mut ways = 0;
-    for architecture in Architecture::ALL {
+    for architecture in Architecture::DENSE.into_iter().chain([Architecture::Qwen3Moe, Architecture::Gemma4]) {
         for tensor_type in [TensorType::Q4_K, TensorType::F16] {
             let path = written(&directory, &TinySpec::new(architecture, tensor_type));
             ways += all_ways_agree(&path, UNIT, 9);

@@ -6,7 +6,8 @@
 //! Definition. Positions are cut into splits of [`SPLIT`], at fixed places. In a split: scores are chains over the head's
 //! values; m is their maximum, p = exp(score - m), l the sum of p (16 chains over the blocks, then a tree), and each output
 //! o a chain of p · v over the positions. Splits are merged in order: M' = max(M, m), L' = L · exp(M - M') + l · exp(m - M'),
-//! O' likewise; the result is O / L. So threads, batches and chunks cannot matter.
+//! O' likewise; the result is O / L, or where the head has a sink O / (L + exp(sink − M)). So threads, batches and chunks
+//! cannot matter.
 //!
 //! Work. A run's tokens are cut into tiles, and a cell is what one KV head does for a tile: `tile` computes it, a few query
 //! rows at a time. All cells of all runs are tasks of one parallel region. A cell that is a large part of the whole (few
@@ -30,7 +31,7 @@ pub const SPLIT: usize = 256;
 /// Multiply-adds of a task at least: some microseconds of work.
 const CELL_PRODUCTS: usize = 200_000;
 /// Longest head.
-pub const HEAD_LEN_MAX: usize = 256;
+pub const HEAD_LEN_MAX: usize = 512;
 
 /// Shape of attention, the same for all layers that share it.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -162,7 +163,8 @@ impl Tile {
 }
 
 /// Attention of `runs`, in ascending order of their rows. `q` has rows of `q_stride` values with the heads first; `out` has
-/// rows of `heads * head_len`, of which those of the runs are written.
+/// rows of `heads * head_len`, of which those of the runs are written. `sinks` has a score for each query head that takes its
+/// share of the weights and has no value.
 pub fn attention(
     pool: &mut Pool,
     level: Level,
@@ -170,6 +172,7 @@ pub fn attention(
     runs: &[Run<'_>],
     q: &[f32],
     q_stride: usize,
+    sinks: Option<&[f32]>,
     out: &mut [f32],
     scratch: &mut Scratch,
 ) {
@@ -217,7 +220,8 @@ pub fn attention(
                     let row = (token * group + head % group) * row_floats;
                     let partial = &partial[first * piece_floats + row..];
                     let out = &mut cell.row(token)[head * n..][..n];
-                    level.run(Merge { shape, partial, step: piece_floats, splits, out });
+                    let sink = sinks.map(|sinks| sinks[head_kv * group + head]);
+                    level.run(Merge { shape, partial, step: piece_floats, splits, sink, out });
                 }
             }
             return;
@@ -225,7 +229,7 @@ pub fn attention(
         for head in 0..cell.row(0).len() / (group * n) {
             for rows in chunks(tile.tokens.len() * group) {
                 attend(tile, head_kv + head, tile.splits(), rows, &mut |work, rows| {
-                    level.run(Finish { shape, rows, work, cell, col: head * group * n });
+                    level.run(Finish { shape, rows, sinks, work, cell, col: head * group * n });
                 });
             }
         }

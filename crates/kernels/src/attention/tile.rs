@@ -424,11 +424,12 @@ fn merge<S: Simd>(
     (old, new)
 }
 
-/// O / L, rotated back if the values were rotated.
+/// O / L, rotated back if the values were rotated. With a sink, e^(sink − M) is added to L first.
 #[inline(always)]
-fn finish<S: Simd>(s: S, shape: &Shape, sum: f32, from: &[f32], out: &mut [f32]) {
+fn finish<S: Simd>(s: S, shape: &Shape, (max, sum): (f32, f32), sink: Option<f32>, from: &[f32], out: &mut [f32]) {
+    let sum = sink.map_or(s.f_splat(sum), |sink| s.f_add(s.f_splat(sum), exp(s, s.f_splat(sink - max))));
     for at in (0..out.len()).step_by(S::LANES) {
-        s.f_store(s.f_div(s.f_load(&from[at..]), s.f_splat(sum)), &mut out[at..]);
+        s.f_store(s.f_div(s.f_load(&from[at..]), sum), &mut out[at..]);
     }
     if shape.type_v.is_rotated() {
         hadamard(out);
@@ -439,6 +440,8 @@ fn finish<S: Simd>(s: S, shape: &Shape, sum: f32, from: &[f32], out: &mut [f32])
 pub(super) struct Finish<'a, 'c, 'd> {
     pub(super) shape: &'a Shape,
     pub(super) rows: Rows,
+    /// Of each query head.
+    pub(super) sinks: Option<&'a [f32]>,
     pub(super) work: &'a Work,
     pub(super) cell: &'c mut Cell<'d, f32>,
     /// Where the KV head's group begins in the cell.
@@ -452,8 +455,10 @@ impl Op for Finish<'_, '_, '_> {
         let n = self.shape.head_len;
         for r in 0..self.rows.len {
             let token = self.rows.token(r) - self.rows.token;
+            let head = self.rows.head_kv * self.rows.group + self.rows.head(r);
             let out = &mut self.cell.row(token)[self.col + self.rows.head(r) * n..][..n];
-            finish(s, self.shape, self.work.sum[r], &self.work.out[r], out);
+            let (sums, sink) = ((self.work.max[r], self.work.sum[r]), self.sinks.map(|sinks| sinks[head]));
+            finish(s, self.shape, sums, sink, &self.work.out[r], out);
         }
     }
 }
@@ -464,6 +469,7 @@ pub(super) struct Merge<'a, 'o> {
     pub(super) partial: &'a [f32],
     pub(super) step: usize,
     pub(super) splits: usize,
+    pub(super) sink: Option<f32>,
     pub(super) out: &'o mut [f32],
 }
 
@@ -482,6 +488,6 @@ impl Op for Merge<'_, '_> {
                 s.f_store(s.f_fma(s.f_splat(new[0]), s.f_load(&rest[at..]), kept), &mut o[at..]);
             }
         }
-        finish(s, self.shape, sum[0], &o, self.out);
+        finish(s, self.shape, (max[0], sum[0]), self.sink, &o, self.out);
     }
 }

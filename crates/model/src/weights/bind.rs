@@ -4,8 +4,8 @@
 use super::cached::Cached;
 use super::pack::{Packing, source_row};
 use super::rows::RowTable;
-use super::{Layer, Place, Store, Weight, Weights, format_of};
-use crate::config::{Config, Family, RopePairs};
+use super::{Experts, Layer, Mlp, Place, Store, Weight, Weights, format_of, is_vector};
+use crate::config::{self, Config, Family, QkNorm, RopePairs};
 use crate::{DenseWeights, Error, LoadOptions};
 use gguf::{Gguf, TensorInfo};
 use kernels::quant::Format;
@@ -91,26 +91,90 @@ impl<'a> Binder<'a> {
     }
 
     fn layer(&mut self, index: usize, family: &Family, c: &Config) -> Result<Layer, Error> {
-        let (embed, q_len, kv_len) = (c.embedding_len, c.heads * c.head_len, c.heads_kv * c.head_len);
-        let rope_heads = (family.rope_pairs == RopePairs::Adjacent).then_some((c.head_len, c.rope_len));
+        let (heads_kv, head_len) = c.layer_heads(index);
+        let (embed, q_len, kv_len) = (c.embedding_len, c.heads * head_len, heads_kv * head_len);
+        let rope_len = if c.layer_has_window(index) { c.rope_len_window } else { c.rope_len };
+        let rope_heads = (family.rope_pairs == RopePairs::Adjacent).then_some((head_len, rope_len));
         let name = |part: &str| format!("blk.{index}.{part}");
         let norm_if = |binder: &mut Self, wanted: bool, part: &str, len: usize| {
             if wanted { binder.floats(&name(part), len).map(Some) } else { binder.floats_if_there(&name(part), len) }
         };
+        let qk_norm = family.qk_norm != QkNorm::None;
+        let norm_len = |whole: usize| if family.qk_norm == QkNorm::Whole { whole } else { head_len };
         Ok(Layer {
             attention_norm: self.floats(&name("attn_norm.weight"), embed)?,
             q: self.matrix_with_bias(&name("attn_q"), q_len, embed, rope_heads, family.qkv_bias)?,
             k: self.matrix_with_bias(&name("attn_k"), kv_len, embed, rope_heads, family.qkv_bias)?,
-            v: self.matrix_with_bias(&name("attn_v"), kv_len, embed, None, family.qkv_bias)?,
-            q_norm: norm_if(self, family.qk_norm, "attn_q_norm.weight", c.head_len)?,
-            k_norm: norm_if(self, family.qk_norm, "attn_k_norm.weight", c.head_len)?,
+            v: match family.v_norm && self.gguf.tensor(&name("attn_v.weight")).is_none() {
+                true => None,
+                false => Some(self.matrix_with_bias(&name("attn_v"), kv_len, embed, None, family.qkv_bias)?),
+            },
+            v_norm: family.v_norm.then(|| vec![1.0; head_len]),
+            q_norm: norm_if(self, qk_norm, "attn_q_norm.weight", norm_len(q_len))?,
+            k_norm: norm_if(self, qk_norm, "attn_k_norm.weight", norm_len(kv_len))?,
+            sinks: if family.sinks { Some(self.floats(&name("attn_sinks.weight"), c.heads)?) } else { None },
             attention_out: self.matrix_with_bias(&name("attn_output"), embed, q_len, None, false)?,
-            attention_post_norm: norm_if(self, family.post_norms, "post_attention_norm.weight", embed)?,
-            ffn_norm: self.floats(&name("ffn_norm.weight"), embed)?,
-            gate: self.matrix_with_bias(&name("ffn_gate"), c.feed_forward_len, embed, None, false)?,
-            up: self.matrix_with_bias(&name("ffn_up"), c.feed_forward_len, embed, None, false)?,
-            down: self.matrix_with_bias(&name("ffn_down"), embed, c.feed_forward_len, None, false)?,
+            attention_post_norm: match family.ffn_norm {
+                "post_attention_norm.weight" => None,
+                _ => norm_if(self, family.post_norms, "post_attention_norm.weight", embed)?,
+            },
+            ffn_norm: self.floats(&name(family.ffn_norm), embed)?,
+            mlp: self.mlp(index, c)?,
+            experts: match c.layer_experts(index) {
+                Some(experts) => Some(self.experts(index, family, &experts, embed)?),
+                None => None,
+            },
             ffn_post_norm: norm_if(self, family.post_norms, "post_ffw_norm.weight", embed)?,
+            out_scale: self.floats_if_there(&name("layer_output_scale.weight"), 1)?.map(|scale| scale[0]),
+        })
+    }
+
+    /// The feed-forward layer, or the shared expert of a layer of experts.
+    fn mlp(&mut self, index: usize, c: &Config) -> Result<Option<Mlp>, Error> {
+        let experts = c.layer_experts(index);
+        let (suffix, len) = match experts.filter(|e| !e.beside) {
+            Some(experts) => ("_shexp", experts.shared_feed_forward_len),
+            None => ("", c.feed_forward_len),
+        };
+        if len == 0 {
+            return Ok(None);
+        }
+        let name = |part: &str| format!("blk.{index}.{part}{suffix}");
+        Ok(Some(Mlp {
+            gate: self.matrix_with_bias(&name("ffn_gate"), len, c.embedding_len, None, false)?,
+            up: self.matrix_with_bias(&name("ffn_up"), len, c.embedding_len, None, false)?,
+            down: self.matrix_with_bias(&name("ffn_down"), c.embedding_len, len, None, false)?,
+        }))
+    }
+
+    fn experts(&mut self, index: usize, family: &Family, c: &config::Experts, embed: usize) -> Result<Experts, Error> {
+        let name = |part: &str| format!("blk.{index}.{part}");
+        let len = c.feed_forward_len;
+        let fused = self.gguf.tensor(&name("ffn_gate_up_exps.weight")).is_some();
+        let mut own = |part: &str| c.beside.then(|| self.floats(&name(part), embed)).transpose();
+        let post_norms = own("post_ffw_norm_2.weight")?.zip(own("post_ffw_norm_1.weight")?);
+        let (norm, mut router_norm) = (own("pre_ffw_norm_2.weight")?, own("ffn_gate_inp.scale")?);
+        let width = (embed as f32).sqrt();
+        router_norm.iter_mut().flatten().for_each(|x| *x /= width);
+        Ok(Experts {
+            router: self.matrix_with_bias(&name("ffn_gate_inp"), c.count, embed, None, false)?,
+            choice_bias: self.floats_if_there(&name("exp_probs_b.bias"), c.count)?,
+            shared_gate: match family.experts.is_some_and(|e| e.shared_gate) && c.shared_feed_forward_len > 0 {
+                true => Some(self.floats(&name("ffn_gate_inp_shexp.weight"), embed)?),
+                false => None,
+            },
+            router_norm,
+            norm,
+            post_norms: post_norms.map(|(experts, shared)| [experts, shared]),
+            scales: self.floats_if_there(&name("ffn_down_exps.scale"), c.count)?,
+            gate: match fused {
+                true => self.stack(&name("ffn_gate_up_exps"), c.count, 2 * len, embed)?,
+                false => self.stack(&name("ffn_gate_exps"), c.count, len, embed)?,
+            },
+            up: if fused { None } else { Some(self.stack(&name("ffn_up_exps"), c.count, len, embed)?) },
+            down: self.stack(&name("ffn_down_exps"), c.count, embed, len)?,
+            routing: c.routing,
+            gate_function: family.gate,
         })
     }
 
@@ -118,7 +182,8 @@ impl<'a> Binder<'a> {
     fn read_vectors(&mut self) -> Result<(), Error> {
         let mut room = ReadRoom::new(true);
         for (shard, source) in self.sources.iter().enumerate() {
-            let is_vector = |t: &&TensorInfo| t.shard == shard && t.dims.len() == 1 && t.dims[0] <= VECTOR_LEN_MAX;
+            let is_vector =
+                |t: &&TensorInfo| t.shard == shard && is_vector(t) && t.row_len() * t.rows() <= VECTOR_LEN_MAX;
             let vectors: Vec<&TensorInfo> = self.gguf.tensors.iter().filter(is_vector).collect();
             let ranges: Vec<Range<u64>> =
                 vectors.iter().map(|t| t.offset_bytes..t.offset_bytes + t.len_bytes).collect();
@@ -132,7 +197,11 @@ impl<'a> Binder<'a> {
 
     /// A vector of floats: norms, biases, factors.
     fn floats(&mut self, name: &str, len: usize) -> Result<Vec<f32>, Error> {
-        let tensor = self.find(name, &[len as u64])?;
+        self.floats_of(name, &[len as u64])
+    }
+
+    fn floats_of(&mut self, name: &str, wanted: &[u64]) -> Result<Vec<f32>, Error> {
+        let tensor = self.find(name, wanted)?;
         let format = format_of(tensor.ty).filter(|f| f.float_activations());
         let format = format.ok_or_else(|| Error::Format { name: name.into(), ty: tensor.ty })?;
         let raw = self.vectors.iter().find(|(t, _)| std::ptr::eq(*t, tensor)).map(|(_, bytes)| &bytes[..]);
@@ -173,10 +242,10 @@ impl<'a> Binder<'a> {
     }
 
     /// Finds `{name}.weight`, and tells its format and the bytes of a row.
-    fn find_matrix(&self, name: &str, rows: usize, cols: usize) -> Result<(&'a TensorInfo, Format, usize), Error> {
+    fn find_matrix(&self, name: &str, dims: &[usize]) -> Result<(&'a TensorInfo, Format, usize), Error> {
         let name = format!("{name}.weight");
-        let tensor = self.find(&name, &[cols as u64, rows as u64])?;
-        let format = format_of(tensor.ty).and_then(|f| Some((f, f.row_bytes(cols)?)));
+        let tensor = self.find(&name, &dims.iter().map(|&n| n as u64).collect::<Vec<_>>())?;
+        let format = format_of(tensor.ty).and_then(|f| Some((f, f.row_bytes(dims[0])?)));
         let (format, row_bytes) = format.ok_or(Error::Format { name, ty: tensor.ty })?;
         Ok((tensor, format, row_bytes))
     }
@@ -189,7 +258,29 @@ impl<'a> Binder<'a> {
         cols: usize,
         rope_heads: Option<(usize, usize)>,
     ) -> Result<Weight, Error> {
-        let (tensor, format, row_bytes) = self.find_matrix(name, rows, cols)?;
+        let found = self.find_matrix(name, &[cols, rows])?;
+        Ok(self.place(found, rows, cols, rope_heads))
+    }
+
+    /// Gives the matrices of `count` experts in `{name}.weight`, and their biases if there are any, the next place: as one
+    /// matrix.
+    fn stack(&mut self, name: &str, count: usize, rows: usize, cols: usize) -> Result<Weight, Error> {
+        let found = self.find_matrix(name, &[cols, rows, count])?;
+        let mut weight = self.place(found, count * rows, cols, None);
+        let bias = format!("{name}.bias");
+        if self.gguf.tensor(&bias).is_some() {
+            weight.bias = Some(self.floats_of(&bias, &[rows as u64, count as u64])?);
+        }
+        Ok(weight)
+    }
+
+    fn place(
+        &mut self,
+        (tensor, format, row_bytes): (&TensorInfo, Format, usize),
+        rows: usize,
+        cols: usize,
+        rope_heads: Option<(usize, usize)>,
+    ) -> Weight {
         let packing = Packing { format, rows, row_bytes, offset_bytes: tensor.offset_bytes, rope_heads };
         let len_bytes = packing.len_bytes();
         let range = self.used..self.used + len_bytes;
@@ -202,12 +293,12 @@ impl<'a> Binder<'a> {
                 Place::Region(range)
             }
         };
-        Ok(Weight { format, rows, cols, len_bytes, place, bias: None })
+        Weight { format, rows, cols, len_bytes, place, bias: None }
     }
 
     /// `{name}.weight`, to be read by row.
     fn table(&self, name: &str, rows: usize, cols: usize) -> Result<RowTable, Error> {
-        let (tensor, format, row_bytes) = self.find_matrix(name, rows, cols)?;
+        let (tensor, format, row_bytes) = self.find_matrix(name, &[cols, rows])?;
         Ok(RowTable::new(format, row_bytes, Arc::clone(&self.sources[tensor.shard]), tensor.offset_bytes))
     }
 }

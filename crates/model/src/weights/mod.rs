@@ -3,15 +3,17 @@
 
 mod bind;
 mod cached;
+mod experts;
 mod pack;
 mod rows;
 mod shared;
 
+pub(crate) use experts::Experts;
 pub(crate) use shared::share;
 
 use crate::Error;
 use cached::{Cached, CachedRows};
-use gguf::TensorType;
+use gguf::{TensorInfo, TensorType};
 use kernels::PANEL_ROWS;
 use kernels::activations::Precision;
 use kernels::isa::Level;
@@ -77,27 +79,54 @@ pub(crate) struct Layer {
     pub(crate) attention_norm: Vec<f32>,
     pub(crate) q: Weight,
     pub(crate) k: Weight,
-    pub(crate) v: Weight,
+    /// `None`: the keys are the values too.
+    pub(crate) v: Option<Weight>,
     pub(crate) q_norm: Option<Vec<f32>>,
     pub(crate) k_norm: Option<Vec<f32>>,
+    /// Ones, where values are normalized.
+    pub(crate) v_norm: Option<Vec<f32>>,
+    pub(crate) sinks: Option<Vec<f32>>,
     pub(crate) attention_out: Weight,
     pub(crate) attention_post_norm: Option<Vec<f32>>,
     pub(crate) ffn_norm: Vec<f32>,
+    /// The feed-forward layer, or the expert that all tokens share.
+    pub(crate) mlp: Option<Mlp>,
+    pub(crate) experts: Option<Experts>,
+    pub(crate) ffn_post_norm: Option<Vec<f32>>,
+    /// Factor of the residual stream behind the layer.
+    pub(crate) out_scale: Option<f32>,
+}
+
+/// A gated feed-forward layer.
+#[derive(Debug)]
+pub(crate) struct Mlp {
     pub(crate) gate: Weight,
     pub(crate) up: Weight,
     pub(crate) down: Weight,
-    pub(crate) ffn_post_norm: Option<Vec<f32>>,
 }
 
 impl Layer {
     /// The layer's matrices, in the order of use.
-    pub(crate) fn matrices(&self) -> [&Weight; 7] {
-        [&self.q, &self.k, &self.v, &self.attention_out, &self.gate, &self.up, &self.down]
+    pub(crate) fn matrices(&self) -> Vec<&Weight> {
+        let mut all = vec![&self.q, &self.k];
+        all.extend(self.v.iter().chain([&self.attention_out]));
+        all.extend(self.mlp.iter().flat_map(|mlp| [&mlp.gate, &mlp.up, &mlp.down]));
+        all.extend(self.experts.iter().flat_map(Experts::matrices));
+        all
+    }
+
+    /// Bytes of them that a step reads for one token.
+    pub(crate) fn step_bytes(&self) -> u64 {
+        let experts = self.experts.iter();
+        let all: usize = self.matrices().into_iter().map(Weight::len_bytes).sum();
+        let experts_bytes: usize = experts.clone().flat_map(Experts::matrices).map(Weight::len_bytes).sum();
+        (all - experts_bytes) as u64 + experts.map(Experts::step_bytes).sum::<u64>()
     }
 
     /// Where they are in the region: side by side.
     fn range(&self) -> Range<usize> {
-        self.q.range().start..self.down.range().end
+        let end = self.matrices().last().map_or(0, |last| last.range().end);
+        self.q.range().start..end
     }
 }
 
@@ -145,7 +174,7 @@ impl Weights {
     pub(crate) fn matrix<'a>(&'a self, weight: &'a Weight) -> Matrix<'a> {
         let panels = match (&weight.place, &self.store) {
             (Place::Region(range), Store::Paged(pager)) => Panels::Packed(pager.region().bytes(range.clone())),
-            (Place::File(rows), _) => Panels::Made(rows),
+            (Place::File(rows), _) => Panels::Made { by: rows, first: 0 },
             (Place::Region(_), Store::Cached(_)) => unreachable!("weights in the page cache have no region"),
         };
         let bias = weight.bias.as_deref();
@@ -225,6 +254,11 @@ impl Weights {
             Store::Cached(_) => None,
         }
     }
+}
+
+/// Whether a tensor is read at once, as floats, and not a matrix that products are made with: norms, biases, factors.
+pub(crate) fn is_vector(tensor: &TensorInfo) -> bool {
+    tensor.dims.len() == 1 || !tensor.name.ends_with(".weight")
 }
 
 /// The kernels' name for a tensor type.

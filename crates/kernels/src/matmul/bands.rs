@@ -1,0 +1,106 @@
+//! Products of one batch with many matrices, each of which meets some rows only: the experts of a layer. All of them are
+//! tasks of one parallel region, and each is computed as if it were alone.
+
+use super::{Activations, Emit, Gate, MADE, Matrix, Output, Panel, WORK, check, task_panels, tile_tokens};
+use crate::PANEL_ROWS;
+use crate::isa::Level;
+use crate::threads::{Cell, Pool};
+use std::ops::Range;
+
+/// Rows that meet a matrix of their own.
+#[derive(Debug, Clone)]
+pub struct Band<'a> {
+    /// The matrix.
+    pub matrix: Matrix<'a>,
+    /// The part of the activations that holds the rows (see [`Activations::gather`]).
+    pub part: usize,
+    /// Where their outputs are, as many rows as the part has.
+    pub rows: Range<usize>,
+}
+
+/// Rows that meet two matrices of equal shape, whose products are combined.
+#[derive(Debug, Clone)]
+pub struct GatedBand<'a> {
+    /// Gate and up.
+    pub matrices: [Matrix<'a>; 2],
+    /// As [`Band::part`].
+    pub part: usize,
+    /// As [`Band::rows`].
+    pub rows: Range<usize>,
+}
+
+/// Products of each band with its matrix. `out` has rows as long as the matrices' padded rows, which are all the same;
+/// bands ascend, and rows between them are left as they are.
+pub fn matmul_bands(pool: &mut Pool, level: Level, bands: &[Band<'_>], acts: &Activations, out: &mut [f32]) {
+    let parts = bands.iter().map(|band| ([&band.matrix; 1], band.part, &band.rows));
+    run(pool, parts.collect(), acts, out, |band, tokens, col, cell| {
+        let band = &bands[band];
+        for at in (0..cell.row(0).len()).step_by(PANEL_ROWS) {
+            MADE.with_borrow_mut(|[room, _]| {
+                let panel = Panel::new(&band.matrix, (col + at) / PANEL_ROWS, room);
+                WORK.with_borrow_mut(|work| {
+                    work.product(level, &panel, acts.part(band.part), tokens.clone(), 0);
+                    let (values, bias) = (&work.values[0], panel.bias());
+                    level.run(Emit { values, bias, output: Output::Store, at, cell });
+                });
+            });
+        }
+    });
+}
+
+/// Products of each band with its two matrices, combined: `out = f(gate) · up`; else as [`matmul_bands`].
+pub fn matmul_gated_bands(
+    pool: &mut Pool,
+    level: Level,
+    bands: &[GatedBand<'_>],
+    function: Gate,
+    acts: &Activations,
+    out: &mut [f32],
+) {
+    let parts = bands.iter().map(|band| (band.matrices.each_ref(), band.part, &band.rows));
+    run(pool, parts.collect(), acts, out, |band, tokens, col, cell| {
+        let band = &bands[band];
+        for at in (0..cell.row(0).len()).step_by(PANEL_ROWS) {
+            MADE.with_borrow_mut(|[gate_room, up_room]| {
+                let index = (col + at) / PANEL_ROWS;
+                let gate = Panel::new(&band.matrices[0], index, gate_room);
+                let up = Panel::new(&band.matrices[1], index, up_room);
+                WORK.with_borrow_mut(|work| {
+                    work.gated(level, [&gate, &up], function, acts.part(band.part), tokens.clone(), at, cell);
+                });
+            });
+        }
+    });
+}
+
+/// Cuts bands into cells, and calls `task` with each: the number of its band, its tokens in the part, its first column.
+fn run<const N: usize>(
+    pool: &mut Pool,
+    bands: Vec<([&Matrix<'_>; N], usize, &Range<usize>)>,
+    acts: &Activations,
+    out: &mut [f32],
+    task: impl Fn(usize, Range<usize>, usize, &mut Cell<'_, f32>) + Sync,
+) {
+    let Some(row_len) = bands.first().map(|(matrices, ..)| matrices[0].padded_rows()) else { return };
+    let (mut tiles, mut places, mut tokens, mut bytes) = (Vec::new(), Vec::new(), 0, 0);
+    for (i, (matrices, part, rows)) in bands.iter().enumerate() {
+        for matrix in matrices {
+            check(matrix, acts);
+            assert_eq!(matrix.padded_rows(), row_len, "outputs of all bands");
+            bytes += matrix.len_bytes();
+        }
+        assert_eq!(acts.part(*part).tokens(), rows.len(), "rows of a band and of its part");
+        for start in (0..rows.len()).step_by(tile_tokens(acts)) {
+            let end = rows.len().min(start + tile_tokens(acts));
+            tiles.push((i, start..end));
+            places.push(rows.start + start..rows.start + end);
+        }
+        tokens += rows.len();
+    }
+    let panels = bands.len() * row_len / PANEL_ROWS;
+    let panels = task_panels(panels, bytes / panels.max(1), tokens / bands.len(), pool.threads());
+    pool.run_bands(out, row_len, &places, panels.min(row_len / PANEL_ROWS) * PANEL_ROWS, |tile, col, cell| {
+        let (band, tokens) = &tiles[tile];
+        task(*band, tokens.clone(), col, cell);
+    });
+}

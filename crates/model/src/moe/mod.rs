@@ -1,0 +1,165 @@
+//! Layers of experts. Each token chooses a few ([`routing`]), the batch is turned over so that each expert has its tokens
+//! ([`batch`]), the experts are computed as their matrices come ([`source`]), all that are there in one parallel region;
+//! and each token's results are summed in the order of its choices, so that the order of computation cannot matter.
+
+mod batch;
+pub mod routing;
+pub(crate) mod source;
+
+use crate::Error;
+use crate::forward::{Forward, grow};
+use crate::weights::Experts;
+use batch::Batch;
+pub(crate) use batch::Wanted;
+use kernels::activations::{Activations, Forms, Precision, Source};
+use kernels::matmul::{Band, GatedBand, Output, matmul, matmul_bands, matmul_gated_bands};
+use kernels::ops;
+pub use routing::{Choice, Routing, Scores};
+use source::Ready;
+
+/// Buffers of a layer of experts; they only grow.
+#[derive(Debug, Default)]
+pub(crate) struct Scratch {
+    /// Router outputs, `[tokens, experts padded]`.
+    logits: Vec<f32>,
+    /// `[tokens, used]`.
+    choices: Vec<Choice>,
+    batch: Batch,
+    /// Normalized residual stream, once for each choice.
+    acts: Activations,
+    /// What the layer's middle becomes for the downward product.
+    middle_acts: Activations,
+    /// Feed-forward middle, `[tokens * used, expert feed_forward_len]`.
+    middle: Vec<f32>,
+    /// Outputs before they are weighed, `[tokens * used, embedding_len]`.
+    out: Vec<f32>,
+    /// Their sums, where these are normalized, `[tokens, embedding_len]`.
+    sums: Vec<f32>,
+    /// Tokens that chose each expert so far, `[layers, experts]`.
+    pub(crate) counts: Vec<u64>,
+}
+
+impl Forward<'_> {
+    /// Adds to each row of the layer's part, which is what the shared expert made, what its experts make of the residual
+    /// stream, normalized by `norm`. An error if they cannot be had.
+    pub(crate) fn experts(&mut self, index: usize, experts: &Experts, norm: &[f32], n: usize) -> Result<(), Error> {
+        self.normalize(experts.router_norm.as_deref().unwrap_or(norm), n);
+        self.choose(index, experts, n);
+        if let Some(norm) = &experts.norm {
+            self.normalize(norm, n);
+        }
+        self.compute_experts(index, experts, n)?;
+        self.sum(experts, n);
+        Ok(())
+    }
+
+    /// Adds what the experts made of each token, in the order of its choices, to its part.
+    fn sum(&mut self, experts: &Experts, n: usize) {
+        let (level, width, epsilon) = (self.level, self.config.embedding_len, self.config.norm_epsilon);
+        let s = &mut *self.scratch;
+        let (part, normed, used) = (&mut s.part[..n * width], &s.normed, experts.routing.used);
+        let Scratch { out, batch, choices, sums, .. } = &mut s.moe;
+        let add_experts = |t: usize, row: &mut [f32]| {
+            for i in t * used..(t + 1) * used {
+                let choice = choices[i];
+                let scale = experts.scales.as_ref().map_or(1.0, |scales| scales[choice.expert as usize]);
+                let out = &out[batch.rows[i] * width..][..width];
+                ops::add_scaled(level, row, out, choice.weight * scale);
+            }
+        };
+        let Some([experts_norm, shared_norm]) = &experts.post_norms else {
+            self.pool.run_chunks(part, width, |t, row| {
+                if let Some(gate) = &experts.shared_gate {
+                    let share = routing::sigmoid(ops::dot(level, gate, &normed[t * width..(t + 1) * width]));
+                    row.iter_mut().for_each(|x| *x *= share);
+                }
+                add_experts(t, row);
+            });
+            return;
+        };
+        let sums = grow(sums, n * width);
+        self.pool.run_chunks(sums, width, |t, row| {
+            row.fill(0.0);
+            add_experts(t, row);
+            ops::rms_norm(level, row, experts_norm, epsilon);
+        });
+        let sums = &*sums;
+        self.pool.run_chunks(part, width, |t, row| {
+            ops::rms_norm(level, row, shared_norm, epsilon);
+            ops::add(level, row, &sums[t * width..(t + 1) * width]);
+        });
+    }
+
+    /// Writes the normalized residual stream.
+    fn normalize(&mut self, norm: &[f32], n: usize) {
+        let (c, level, width) = (self.config, self.level, self.config.embedding_len);
+        let s = &mut *self.scratch;
+        let normed = grow(&mut s.normed, n * width);
+        normed.copy_from_slice(&s.x[..n * width]);
+        self.pool.run_chunks(normed, width, |_, row| ops::rms_norm(level, row, norm, c.norm_epsilon));
+    }
+
+    /// Has each of `n` tokens choose its experts, and sorts the choices by experts.
+    fn choose(&mut self, index: usize, experts: &Experts, n: usize) {
+        let (width, s) = (self.config.embedding_len, &mut *self.scratch);
+        let mut router = self.weights.matrix(&experts.router);
+        router.precision = Precision::Double;
+        let forms = Forms::of([router.format]);
+        s.acts.fill(self.pool, self.level, &s.normed, width, width, n, None, forms, Precision::Double);
+        let (moe, row_len, used) = (&mut s.moe, router.padded_rows(), experts.routing.used);
+        let logits = grow(&mut moe.logits, n * row_len);
+        matmul(self.pool, self.level, &[router], &s.acts, logits, Output::Store);
+        moe.choices.clear();
+        moe.choices.resize(n * used, Choice::default());
+        let (logits, bias) = (&*logits, experts.choice_bias.as_deref());
+        self.pool.run_chunks(&mut moe.choices, used, |t, choices| {
+            experts.routing.route(&logits[t * row_len..][..router.rows], bias, choices);
+        });
+        moe.batch.sort(&moe.choices, used, router.rows);
+        moe.counts.resize(self.weights.layers.len() * router.rows, 0);
+        for wanted in &moe.batch.wanted {
+            moe.counts[index * router.rows + wanted.expert] += wanted.rows.len() as u64;
+        }
+    }
+
+    /// Computes the experts that were chosen, each for all of its tokens, as they come.
+    fn compute_experts(&mut self, index: usize, experts: &Experts, n: usize) -> Result<(), Error> {
+        let (level, width, s) = (self.level, self.config.embedding_len, &mut *self.scratch);
+        let Scratch { batch, acts, middle_acts, middle, out, .. } = &mut s.moe;
+        let (wanted, rows) = (&batch.wanted, batch.tokens.len());
+        let source = Source { x: &s.normed, stride: width, cols: width, norm: None };
+        let all: Vec<usize> = wanted.iter().map(|w| w.rows.len()).collect();
+        // A token alone is the same for all of its experts.
+        let alone = n == 1;
+        let (ids, parts) = if alone { (&[0][..], &[1][..]) } else { (&batch.tokens[..], &all[..]) };
+        acts.gather(self.pool, level, &source, ids, parts, experts.forms_in(), Precision::Single);
+        let middle_len = experts.middle_len();
+        let (middle, out) = (grow(middle, rows * middle_len), grow(out, rows * width));
+        let mut visit = self.expert_source.visit(index, wanted)?;
+        loop {
+            let (mut gates, mut downs) = (Vec::new(), Vec::new());
+            for ready in visit.next()? {
+                match ready {
+                    Ready::GateUp(i, matrices) => {
+                        let part = if alone { 0 } else { i };
+                        gates.push(GatedBand { matrices, part, rows: wanted[i].rows.clone() });
+                    }
+                    Ready::Down(i, matrix) => downs.push(Band { matrix, part: 0, rows: wanted[i].rows.clone() }),
+                }
+            }
+            if gates.is_empty() && downs.is_empty() {
+                return Ok(());
+            }
+            gates.sort_unstable_by_key(|band| band.rows.start);
+            downs.sort_unstable_by_key(|band| band.rows.start);
+            matmul_gated_bands(self.pool, level, &gates, experts.gate_function, acts, middle);
+            downs.iter_mut().enumerate().for_each(|(part, band)| band.part = part);
+            let ids: Vec<u32> = downs.iter().flat_map(|band| band.rows.clone()).map(|row| row as u32).collect();
+            let parts: Vec<usize> = downs.iter().map(|band| band.rows.len()).collect();
+            let source = Source { x: middle, stride: middle_len, cols: middle_len, norm: None };
+            let forms = Forms::of(downs.iter().map(|band| band.matrix.format));
+            middle_acts.gather(self.pool, level, &source, &ids, &parts, forms, Precision::Single);
+            matmul_bands(self.pool, level, &downs, middle_acts, out);
+        }
+    }
+}

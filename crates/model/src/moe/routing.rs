@@ -1,0 +1,178 @@
+//! Which experts a token takes, and how much of each: pure functions of the router's outputs.
+//!
+//! Source of the order of operations: llama.cpp, `build_moe_ffn` in `src/llama-graph.cpp`.
+
+/// What the router's outputs become.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Scores {
+    /// Softmax over all experts.
+    Softmax,
+    /// 1 / (1 + e^-x) of each.
+    Sigmoid,
+    /// Experts are chosen by the outputs themselves; softmax over the chosen ones gives the weights.
+    SoftmaxOfChosen,
+}
+
+/// How tokens choose experts.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Routing {
+    /// Experts of a token.
+    pub used: usize,
+    /// What the router's outputs become.
+    pub scores: Scores,
+    /// Whether the weights are divided by their sum.
+    pub normalize: bool,
+    /// Factor of the weights.
+    pub scale: f32,
+    /// Groups of neighbouring experts; 1 if there are none.
+    pub groups: usize,
+    /// Groups that a token may take experts of.
+    pub groups_used: usize,
+}
+
+/// An expert of a token.
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+pub struct Choice {
+    /// Which.
+    pub expert: u32,
+    /// Factor of its output.
+    pub weight: f32,
+}
+
+/// The sum of weights is at least this before they are divided by it: the smallest normal half.
+const SUM_MIN: f32 = 6.103_515_6e-5;
+
+impl Routing {
+    /// Chooses the best experts, the best first, into `choices`, of which there are [`Routing::used`]. Of equal ones the
+    /// lower number comes first. `logits` are the router's outputs; `bias` is added to the scores for choosing only.
+    pub fn route(&self, logits: &[f32], bias: Option<&[f32]>, choices: &mut [Choice]) {
+        debug_assert!(choices.len() == self.used && self.used <= logits.len());
+        let mut scores = logits.to_vec();
+        match self.scores {
+            Scores::Softmax => softmax(&mut scores),
+            Scores::Sigmoid => scores.iter_mut().for_each(|x| *x = sigmoid(*x)),
+            Scores::SoftmaxOfChosen => (),
+        }
+        let mut ranks = scores.clone();
+        if let Some(bias) = bias {
+            ranks.iter_mut().zip(bias).for_each(|(rank, bias)| *rank += bias);
+        }
+        if self.groups > 1 {
+            self.hide_groups(&mut ranks);
+        }
+        let best = best(&ranks, self.used);
+        let mut weights: Vec<f32> = best.iter().map(|&expert| scores[expert]).collect();
+        if self.scores == Scores::SoftmaxOfChosen {
+            softmax(&mut weights);
+        }
+        if self.normalize {
+            let sum: f32 = weights.iter().sum();
+            weights.iter_mut().for_each(|weight| *weight /= sum.max(SUM_MIN));
+        }
+        for ((choice, expert), weight) in choices.iter_mut().zip(best).zip(weights) {
+            *choice = Choice { expert: expert as u32, weight: weight * self.scale };
+        }
+    }
+
+    /// Takes the experts out of all groups but the best. A group is as good as its two best experts together.
+    fn hide_groups(&self, ranks: &mut [f32]) {
+        let len = ranks.len() / self.groups;
+        let sums: Vec<f32> =
+            ranks.chunks_exact(len).map(|group| best(group, 2.min(len)).into_iter().map(|i| group[i]).sum()).collect();
+        let kept = best(&sums, self.groups_used);
+        for (i, group) in ranks.chunks_exact_mut(len).enumerate() {
+            if !kept.contains(&i) {
+                group.fill(f32::NEG_INFINITY);
+            }
+        }
+    }
+}
+
+/// The places of the `count` largest of `x`, the largest first, and of equal ones the first first. What is no number
+/// comes last.
+fn best(x: &[f32], count: usize) -> Vec<usize> {
+    let mut places: Vec<usize> = (0..x.len()).collect();
+    let key = |i: usize| if x[i].is_nan() { f32::NEG_INFINITY } else { x[i] };
+    let order = |a: &usize, b: &usize| key(*b).total_cmp(&key(*a)).then(a.cmp(b));
+    if count < places.len() {
+        places.select_nth_unstable_by(count, order);
+        places.truncate(count);
+    }
+    places.sort_unstable_by(order);
+    places
+}
+
+fn softmax(x: &mut [f32]) {
+    let max = x.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+    let mut sum = 0.0;
+    for x in x.iter_mut() {
+        *x = libm::expf(*x - max);
+        sum += *x;
+    }
+    x.iter_mut().for_each(|x| *x /= sum);
+}
+
+/// 1 / (1 + e^-x).
+pub(crate) fn sigmoid(x: f32) -> f32 {
+    1.0 / (1.0 + libm::expf(-x))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const PLAIN: Routing =
+        Routing { used: 2, scores: Scores::Softmax, normalize: false, scale: 1.0, groups: 1, groups_used: 1 };
+
+    fn route(routing: &Routing, logits: &[f32], bias: Option<&[f32]>) -> (Vec<u32>, Vec<f32>) {
+        let mut choices = vec![Choice::default(); routing.used];
+        routing.route(logits, bias, &mut choices);
+        choices.iter().map(|c| (c.expert, c.weight)).unzip()
+    }
+
+    fn near(got: &[f32], want: &[f32]) -> bool {
+        got.len() == want.len() && got.iter().zip(want).all(|(g, w)| (g - w).abs() < 1e-6)
+    }
+
+    #[test]
+    fn the_best_come_first_and_equal_ones_in_their_order() {
+        let (experts, weights) = route(&Routing { used: 3, ..PLAIN }, &[0.0, 2f32.ln(), 0.0, 2f32.ln(), 0.0], None);
+        assert_eq!(experts, [1, 3, 0]);
+        assert!(near(&weights, &[2.0 / 7.0, 2.0 / 7.0, 1.0 / 7.0]), "{weights:?}");
+        assert_eq!(route(&PLAIN, &[-0.0, 0.0, f32::NAN, -1.0], None).0, [0, 1], "zeros are equal, NaN is the least");
+    }
+
+    #[test]
+    fn weights_are_normalized_then_scaled() {
+        let routing = Routing { normalize: true, scale: 2.5, ..PLAIN };
+        let (experts, weights) = route(&routing, &[1.0, 3f32.ln() + 1.0, -20.0], None);
+        assert_eq!(experts, [1, 0]);
+        assert!(near(&weights, &[2.5 * 0.75, 2.5 * 0.25]), "{weights:?}");
+    }
+
+    #[test]
+    fn a_softmax_of_the_chosen_knows_no_others() {
+        let routing = Routing { scores: Scores::SoftmaxOfChosen, ..PLAIN };
+        let (experts, weights) = route(&routing, &[5.0, 5.0 + 4f32.ln(), 4.9, 4.9], None);
+        assert_eq!(experts, [1, 0]);
+        assert!(near(&weights, &[0.8, 0.2]), "{weights:?}");
+    }
+
+    #[test]
+    fn a_bias_chooses_but_does_not_weigh() {
+        let routing = Routing { scores: Scores::Sigmoid, ..PLAIN };
+        let (experts, weights) = route(&routing, &[0.0, 3f32.ln(), 0.0, 0.0], Some(&[0.0, 0.0, 0.9, 0.3]));
+        assert_eq!(experts, [2, 3]);
+        assert!(near(&weights, &[0.5, 0.5]), "{weights:?}");
+    }
+
+    #[test]
+    fn only_the_best_groups_are_chosen_from_and_two_experts_make_a_group_good() {
+        let routing = Routing { scores: Scores::Sigmoid, groups: 3, groups_used: 1, ..PLAIN };
+        // The best expert is alone in its group; the second group has the best pair.
+        let (experts, _) = route(&routing, &[9.0, -9.0, -9.0, 2.0, 3.0, -9.0, 1.0, 1.0, 1.0], None);
+        assert_eq!(experts, [4, 3]);
+        let two = Routing { groups_used: 2, ..routing };
+        assert_eq!(route(&two, &[9.0, -9.0, -9.0, 2.0, 3.0, -9.0, 1.0, 1.0, 1.0], None).0, [4, 3]);
+    }
+}
