@@ -13,7 +13,7 @@ use fixtures::tiny_model::{Architecture, TinySpec, build};
 
 #[test]
 fn a_request_alone_and_among_sixteen_others_gives_the_same_tokens_for_any_chunk() {
-    for architecture in Architecture::ALL {
+    for architecture in Architecture::DENSE.into_iter().chain([Architecture::Qwen3Moe]) {
         let model = tiny(architecture);
         let mut rng = Rng::new(1);
         let requests: Vec<Request> = (0..17)

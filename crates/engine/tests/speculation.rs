@@ -43,7 +43,7 @@ fn generate(engine: &mut Engine, request: Request) -> Generated {
 #[test]
 fn guessed_and_plain_decoding_give_the_same_tokens_also_when_they_are_drawn() {
     let (mut drafted, mut accepted) = (0, 0);
-    for architecture in Architecture::ALL {
+    for architecture in Architecture::DENSE.into_iter().chain([Architecture::Qwen3Moe]) {
         let model = tiny(architecture);
         let other = tiny_of(&TinySpec { seed: 5, ..TinySpec::new(architecture, gguf::TensorType::Q8_0) });
         for seed in 0..3 {
