@@ -67,6 +67,16 @@ pub enum Error {
         /// For how long none had come.
         still: Duration,
     },
+    /// Who reads or gets bytes came to a bug.
+    #[error("{path}: a bug at byte {at_bytes}: {what}")]
+    Bug {
+        /// The file.
+        path: String,
+        /// Where, in the file.
+        at_bytes: u64,
+        /// What it said.
+        what: String,
+    },
     /// A thread of the pager came to a bug.
     #[error("the pager failed at byte {at_bytes} of its region: {what}")]
     Pager {
@@ -98,6 +108,10 @@ pub enum Error {
 impl Error {
     pub(crate) fn map(len_bytes: usize, source: impl Into<io::Error>) -> Error {
         Error::Map { len_bytes, source: Arc::new(source.into()) }
+    }
+
+    pub(crate) fn bug(path: &str, at_bytes: u64, what: String) -> Error {
+        Error::Bug { path: path.to_owned(), at_bytes, what }
     }
 
     /// An input or output error of the file `path`.

@@ -1,4 +1,4 @@
-//! Mappings, regions, byte sources and the pager: the only system calls of the project, and all that is specific to
+//! Mappings, regions, slots, byte sources, the pager and the lanes: the only system calls of the project, and all that is specific to
 //! Linux. Knows bytes and ranges; what they mean is its callers' business.
 
 pub mod backing;
@@ -7,10 +7,12 @@ mod buffer;
 pub mod damon;
 mod error;
 mod hugetlb;
+pub mod lanes;
 pub mod pager;
 pub mod pressure;
 pub mod program;
 mod region;
+pub mod slots;
 pub mod source;
 mod sys;
 

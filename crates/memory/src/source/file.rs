@@ -12,7 +12,7 @@ use rustix::fs::{Advice, Mode, OFlags, StatxFlags, fadvise};
 use std::fs::File;
 use std::num::NonZeroU64;
 use std::ops::Range;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -134,6 +134,45 @@ impl FileSource {
         Ok(())
     }
 
+    /// How `range` is read past the page cache, if that is what is to be done with it: by reading an aligned superset.
+    pub(crate) fn begin_direct(&self, range: &Range<u64>) -> Option<(BorrowedFd<'_>, Range<u64>)> {
+        let direct = self.direct.as_ref().filter(|_| self.is_cached(range.clone()) != Some(true))?;
+        Some((direct.file.as_fd(), direct.superset(range)))
+    }
+
+    /// What a read begun by [`FileSource::begin_direct`] brought into `buffer`: where `range` is there.
+    pub(crate) fn end_direct(
+        &self,
+        range: &Range<u64>,
+        buffer: &mut [u8],
+        got: std::io::Result<usize>,
+    ) -> Result<Range<usize>, Error> {
+        let direct = self.direct.as_ref().ok_or_else(|| self.short(range.end))?;
+        let start = direct.superset(range).start;
+        let place = (range.start - start) as usize..(range.end - start) as usize;
+        self.complete(direct, buffer, start, place.end, got)?;
+        self.check()?;
+        Ok(place)
+    }
+
+    /// Goes on with a direct read that brought `got`, until `needed` bytes are there.
+    fn complete(
+        &self,
+        direct: &Direct,
+        buffer: &mut [u8],
+        offset_bytes: u64,
+        needed: usize,
+        got: std::io::Result<usize>,
+    ) -> Result<(), Error> {
+        let got = got.and_then(|begun| read_to(&direct.file, buffer, offset_bytes, needed, begun));
+        let got = got.map_err(|e| Error::io(&self.path, e))?;
+        if got < needed {
+            return Err(self.short(offset_bytes + needed as u64));
+        }
+        self.direct_bytes.fetch_add(got as u64, Ordering::Relaxed);
+        Ok(())
+    }
+
     /// Reads what `places` say directly: all at once with a ring, one after the other without.
     fn read_direct(&self, direct: &Direct, places: Vec<Place<'_>>, ring: Option<&mut Ring>) -> Result<(), Error> {
         let mut reads: Vec<Read<'_>> = Vec::with_capacity(places.len());
@@ -146,13 +185,8 @@ impl FileSource {
             ring.read(direct.file.as_fd(), &mut reads);
         }
         for (read, needed) in reads.iter_mut().zip(needed) {
-            let begun = std::mem::replace(&mut read.got, Ok(0)).map_err(|e| Error::io(&self.path, e))?;
-            let got = read_to(&direct.file, read.buffer, read.offset_bytes, needed, begun)
-                .map_err(|e| Error::io(&self.path, e))?;
-            if got < needed {
-                return Err(self.short(read.offset_bytes + needed as u64));
-            }
-            self.direct_bytes.fetch_add(got as u64, Ordering::Relaxed);
+            let begun = std::mem::replace(&mut read.got, Ok(0));
+            self.complete(direct, read.buffer, read.offset_bytes, needed, begun)?;
         }
         Ok(())
     }
@@ -227,6 +261,10 @@ impl ByteSource for FileSource {
             std::io::ErrorKind::UnexpectedEof => self.short(offset_bytes + out.len() as u64),
             _ => Error::io(&self.path, e),
         })
+    }
+
+    fn as_file(&self) -> Option<&FileSource> {
+        Some(self)
     }
 
     fn readers(&self) -> usize {

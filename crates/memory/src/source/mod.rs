@@ -53,6 +53,11 @@ pub trait ByteSource: Debug + Send + Sync {
     /// ends early or fails; whether it changed is not looked at.
     fn read_cached(&self, offset_bytes: u64, out: &mut [u8]) -> Result<(), Error>;
 
+    /// The file that it is, if it is one: such a source may be read by asynchronous reads.
+    fn as_file(&self) -> Option<&FileSource> {
+        None
+    }
+
     /// Threads that should read at once.
     fn readers(&self) -> usize {
         2

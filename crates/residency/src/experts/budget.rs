@@ -9,6 +9,8 @@ pub struct Bank {
     pub used: u64,
     /// Bytes of one expert, for each layer that has experts.
     pub expert_bytes: Vec<u64>,
+    /// Bytes of a slot: slots are equal, with room for any expert.
+    pub slot_bytes: u64,
 }
 
 impl Bank {
@@ -24,12 +26,7 @@ impl Bank {
 
     /// What one token is routed to in the widest layer.
     pub fn layer_bytes(&self) -> u64 {
-        self.slot_bytes() * self.used
-    }
-
-    /// Room for any expert: slots are equal.
-    pub fn slot_bytes(&self) -> u64 {
-        self.expert_bytes.iter().copied().max().unwrap_or(0).next_multiple_of(SLOT_ALIGN_BYTES)
+        self.expert_bytes.iter().copied().max().unwrap_or(0) * self.used
     }
 
     /// Slots for all experts.
@@ -53,9 +50,6 @@ impl Bank {
         slots as f64 / self.slots_all().max(1) as f64
     }
 }
-
-/// Slots begin at whole pages, so that what is not needed any more can be given back.
-const SLOT_ALIGN_BYTES: u64 = 4096;
 
 /// How large a cache is wanted (`--cache-mb`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -111,7 +105,7 @@ pub enum CacheError {
 impl CacheAsk {
     /// Slots for the experts of `bank` where the budget leaves `free_bytes` for them.
     pub fn slots(&self, bank: &Bank, free_bytes: u64) -> Result<u64, CacheError> {
-        let slot_bytes = bank.slot_bytes().max(1);
+        let slot_bytes = bank.slot_bytes.max(1);
         let floor = self.floor_bytes.unwrap_or(0);
         let most_bytes = match self.size {
             CacheSize::Auto => self.ceil_bytes.unwrap_or(u64::MAX),
@@ -145,7 +139,7 @@ mod tests {
     const MIB: u64 = 1 << 20;
 
     fn bank() -> Bank {
-        Bank { experts: 8, used: 2, expert_bytes: vec![MIB, 2 * MIB, MIB] }
+        Bank { experts: 8, used: 2, expert_bytes: vec![MIB, 2 * MIB, MIB], slot_bytes: 2 * MIB }
     }
 
     #[test]

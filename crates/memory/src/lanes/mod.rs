@@ -1,0 +1,305 @@
+//! Many slices of files, read at once and handed over one by one as they come.
+//!
+//! A lane is a thread that keeps some reads in flight: by io_uring where the source is a file that is read directly and
+//! the system has rings, else one read at a time. It begins its next read before it hands over what has come, so that the
+//! device does not wait while the receiver works with the bytes. What someone waits for is read before what is only read
+//! ahead.
+
+mod probe;
+
+pub use probe::{Probed, probe};
+
+use crate::source::{ByteSource, ReadRoom};
+use crate::sys::ring::Flights;
+use crate::{Error, HUGE_PAGE_BYTES};
+use std::collections::VecDeque;
+use std::fmt;
+use std::io;
+use std::ops::Range;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+/// A range of a source that is wanted.
+#[derive(Debug, Clone)]
+pub struct Slice {
+    /// Of what.
+    pub source: Arc<dyn ByteSource>,
+    /// Which bytes.
+    pub range: Range<u64>,
+    /// What the receiver knows it by.
+    pub ticket: u64,
+}
+
+/// Gets what was read, on the lane's thread.
+pub trait Receive: Send + Sync {
+    /// The bytes of the slice with `ticket`, or why there are none. Called once for each slice.
+    fn receive(&self, ticket: u64, bytes: Result<&[u8], Error>);
+}
+
+/// How to read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct LaneOptions {
+    /// Threads.
+    pub lanes: usize,
+    /// Reads that each keeps in flight, where it has a ring.
+    pub depth: usize,
+    /// Read by io_uring, where the system can.
+    pub ring: bool,
+}
+
+impl Default for LaneOptions {
+    fn default() -> Self {
+        Self { lanes: 2, depth: 1, ring: true }
+    }
+}
+
+impl LaneOptions {
+    /// Bytes of buffers for slices of at most `slice_bytes`.
+    pub fn buffer_bytes(&self, slice_bytes: usize) -> usize {
+        let buffers = if self.ring { self.depth.max(1) + 1 } else { 1 };
+        self.lanes.max(1) * buffers * room_bytes(slice_bytes)
+    }
+}
+
+/// Room for a slice and what a direct read takes around it: whole huge pages if it nearly fills one, for reads into them have
+/// fewer segments, and cost the system a third.
+fn room_bytes(slice_bytes: usize) -> usize {
+    let room = slice_bytes.next_multiple_of(ALIGN_BYTES) + ALIGN_BYTES;
+    if 4 * room >= HUGE_PAGE_BYTES { room.next_multiple_of(HUGE_PAGE_BYTES) } else { room }
+}
+
+/// Direct reads begin and end at multiples of this on most devices.
+const ALIGN_BYTES: usize = 4096;
+
+/// What was done so far.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct LaneStats {
+    /// Slices read.
+    pub slices: u64,
+    /// Their bytes.
+    pub slice_bytes: u64,
+    /// Time in which at least one read was under way.
+    pub busy: Duration,
+}
+
+/// Threads that read. Dropping it ends them, once the reads under way have come; what was not begun is forgotten.
+pub struct Lanes {
+    shared: Arc<Shared>,
+}
+
+impl fmt::Debug for Lanes {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Lanes({:?})", self.shared.options)
+    }
+}
+
+struct Shared {
+    options: LaneOptions,
+    receiver: Arc<dyn Receive>,
+    queue: Mutex<Queue>,
+    work: Condvar,
+}
+
+#[derive(Default)]
+struct Queue {
+    /// Someone waits for these.
+    wanted: VecDeque<Slice>,
+    ahead: VecDeque<Slice>,
+    stop: bool,
+    in_flight: usize,
+    busy_since: Option<Instant>,
+    stats: LaneStats,
+}
+
+impl Queue {
+    fn take(&mut self) -> Option<Slice> {
+        let slice = self.wanted.pop_front().or_else(|| self.ahead.pop_front())?;
+        self.in_flight += 1;
+        self.busy_since.get_or_insert_with(Instant::now);
+        Some(slice)
+    }
+}
+
+impl Lanes {
+    /// Begins, with buffers for slices of at most `slice_bytes`; what is longer is read all the same.
+    pub fn start(options: LaneOptions, slice_bytes: usize, receiver: Arc<dyn Receive>) -> Result<Lanes, Error> {
+        let shared = Arc::new(Shared { options, receiver, queue: Mutex::default(), work: Condvar::new() });
+        let lanes = Lanes { shared };
+        for index in 0..options.lanes.max(1) {
+            let shared = Arc::clone(&lanes.shared);
+            let lane = move || match Flights::new(shared.options.depth.max(1) + 1, room_bytes(slice_bytes)) {
+                Ok(flights) if shared.options.ring => with_ring(&shared, flights),
+                _ => one_by_one(&shared),
+            };
+            let spawned = std::thread::Builder::new().name(format!("airs-lane-{index}")).spawn(lane);
+            if let (Err(e), 0) = (spawned, index) {
+                return Err(Error::io("the thread that reads", e));
+            }
+        }
+        Ok(lanes)
+    }
+
+    /// Has `slices` read, in this order and before all that is only read ahead.
+    pub fn want(&self, slices: impl IntoIterator<Item = Slice>) {
+        self.shared.lock().wanted.extend(slices);
+        self.shared.work.notify_all();
+    }
+
+    /// Has `slices` read when nothing else is wanted.
+    pub fn read_ahead(&self, slices: impl IntoIterator<Item = Slice>) {
+        self.shared.lock().ahead.extend(slices);
+        self.shared.work.notify_all();
+    }
+
+    /// Someone waits now for those of the slices read ahead whose ticket `is_wanted`.
+    pub fn hurry(&self, mut is_wanted: impl FnMut(u64) -> bool) {
+        let mut queue = self.shared.lock();
+        let (wanted, ahead) = std::mem::take(&mut queue.ahead).into_iter().partition(|s: &Slice| is_wanted(s.ticket));
+        queue.ahead = ahead;
+        queue.wanted.extend::<VecDeque<Slice>>(wanted);
+    }
+
+    /// What was done so far.
+    pub fn stats(&self) -> LaneStats {
+        let queue = self.shared.lock();
+        let under_way = queue.busy_since.map_or(Duration::ZERO, |since| since.elapsed());
+        LaneStats { busy: queue.stats.busy + under_way, ..queue.stats }
+    }
+
+    /// How it reads.
+    pub fn options(&self) -> LaneOptions {
+        self.shared.options
+    }
+}
+
+impl Drop for Lanes {
+    fn drop(&mut self) {
+        self.shared.lock().stop = true;
+        self.shared.work.notify_all();
+    }
+}
+
+impl Shared {
+    /// The queue is consistent between its methods, whatever panicked elsewhere.
+    fn lock(&self) -> MutexGuard<'_, Queue> {
+        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The next slice; waits for it if `wait`. `None`: there is nothing now, or nothing any more.
+    fn next(&self, wait: bool) -> Option<Slice> {
+        let mut queue = self.lock();
+        loop {
+            if queue.stop {
+                return None;
+            }
+            match queue.take() {
+                None if wait => queue = self.work.wait(queue).unwrap_or_else(PoisonError::into_inner),
+                found => return found,
+            }
+        }
+    }
+
+    /// A read has ended.
+    fn ended(&self, slice: &Slice) {
+        let mut queue = self.lock();
+        queue.in_flight -= 1;
+        queue.stats.slices += 1;
+        queue.stats.slice_bytes += slice.range.end - slice.range.start;
+        if queue.in_flight == 0
+            && let Some(since) = queue.busy_since.take()
+        {
+            queue.stats.busy += since.elapsed();
+        }
+    }
+
+    /// Hands over what has come. A bug in the receiver must not leave anyone waiting.
+    fn hand_over(&self, slice: &Slice, bytes: Result<&[u8], Error>) {
+        if let Err(what) = crate::caught(|| self.receiver.receive(slice.ticket, bytes)) {
+            self.receiver.receive(slice.ticket, Err(Error::bug(slice.source.name(), slice.range.start, what)));
+        }
+    }
+}
+
+/// A lane without a ring.
+fn one_by_one(shared: &Shared) {
+    let mut room = ReadRoom::new(false);
+    while let Some(slice) = shared.next(true) {
+        let read = read(&slice, &mut room);
+        shared.ended(&slice);
+        shared.hand_over(&slice, read.map(|place| &room.bytes()[place]));
+    }
+}
+
+/// Reads a slice as its source does it.
+fn read(slice: &Slice, room: &mut ReadRoom) -> Result<Range<usize>, Error> {
+    let range = std::slice::from_ref(&slice.range);
+    let read = crate::caught(|| slice.source.read(range, room));
+    let bug = |what| Err(Error::bug(slice.source.name(), slice.range.start, what));
+    let places = read.unwrap_or_else(bug)?;
+    Ok(places.into_iter().next().unwrap_or(0..0))
+}
+
+/// A lane with a ring.
+struct RingLane<'a> {
+    shared: &'a Shared,
+    flights: Flights,
+    /// By buffer: what is on its way into it.
+    flying: Vec<Option<Slice>>,
+    /// What has come and was not handed over yet.
+    landed: Vec<Option<Slice>>,
+    room: ReadRoom,
+}
+
+fn with_ring(shared: &Shared, flights: Flights) {
+    let none = || (0..flights.len()).map(|_| None).collect();
+    let (flying, landed) = (none(), none());
+    let mut lane = RingLane { shared, flights, flying, landed, room: ReadRoom::new(false) };
+    while lane.top_up(true) {
+        let done = lane.flights.wait();
+        for &(index, _) in &done {
+            lane.landed[index] = lane.flying[index].take();
+            lane.landed[index].iter().for_each(|slice| shared.ended(slice));
+        }
+        for (index, got) in done {
+            // The device first.
+            lane.top_up(false);
+            lane.hand_over(index, got);
+        }
+    }
+}
+
+impl RingLane<'_> {
+    /// Begins reads until enough are in flight or nothing is wanted, and with `wait` until one is; tells whether any is.
+    fn top_up(&mut self, wait: bool) -> bool {
+        loop {
+            let in_flight = self.flying.iter().flatten().count();
+            let idle = (0..self.flights.len()).find(|&i| self.flying[i].is_none() && self.landed[i].is_none());
+            let (Some(index), true) = (idle, in_flight < self.shared.options.depth.max(1)) else {
+                return in_flight > 0;
+            };
+            let Some(slice) = self.shared.next(wait && in_flight == 0) else { return in_flight > 0 };
+            if self.begin(index, &slice) {
+                self.flying[index] = Some(slice);
+            } else {
+                let read = read(&slice, &mut self.room);
+                self.shared.ended(&slice);
+                self.shared.hand_over(&slice, read.map(|place| &self.room.bytes()[place]));
+            }
+        }
+    }
+
+    /// Begins to read `slice` into buffer `index`, if it is read past the page cache and fits.
+    fn begin(&mut self, index: usize, slice: &Slice) -> bool {
+        let Some((file, wide)) = slice.source.as_file().and_then(|file| file.begin_direct(&slice.range)) else {
+            return false;
+        };
+        self.flights.begin(index, file, wide)
+    }
+
+    fn hand_over(&mut self, index: usize, got: io::Result<usize>) {
+        let Some(slice) = self.landed[index].take() else { return };
+        let Some(file) = slice.source.as_file() else { return };
+        let read = file.end_direct(&slice.range, self.flights.buffer_mut(index), got);
+        self.shared.hand_over(&slice, read.map(|place| &self.flights.buffer_mut(index)[place]));
+    }
+}
