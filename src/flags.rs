@@ -8,11 +8,12 @@ use std::process::ExitCode;
 use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand, ValueEnum};
 use engine::{Overflow, Sampling};
 use kernels::isa::Isa;
-use model::{Backing, Choice, DenseWeights, KvType};
+use model::{Backing, Choice, DenseWeights, KvType, LaneOptions};
+use residency::experts::{CacheAsk, CacheSize};
 
 use crate::values::{
-    Counts, Guess, Memory, Tokens, at_least_one, bytes, counts, counts_from_one, guess, memory, not_negative, positive,
-    share, tokens,
+    Counts, Guess, Memory, Tokens, at_least_one, bytes, cache_size, counts, counts_from_one, guess, memory,
+    not_negative, positive, share, tokens,
 };
 
 /// Runs GGUF language models on machines too small for them.
@@ -56,6 +57,8 @@ pub(crate) enum Command {
     Logits(Logits),
     /// Measure perplexity on a text file, as llama-perplexity does: chunks of -c tokens, scored on each second half.
     Perplexity(Perplexity),
+    /// Tell where the time of an answer went, out of a file of `run --metrics`, and what would help most.
+    Why(Why),
     /// Measure the speed of prompts and of generation, as llama-bench does.
     Bench(Bench),
 }
@@ -87,6 +90,9 @@ pub(crate) struct Run {
     /// Chat template to use instead of the file's own: Jinja, or a file with it
     #[arg(long)]
     pub chat_template: Option<String>,
+    /// Write what each step took to this file, as JSON lines; `airs why` reads it
+    #[arg(long, value_name = "FILE")]
+    pub metrics: Option<PathBuf>,
     /// End the answer before this text (can be repeated)
     #[arg(long)]
     pub stop: Vec<String>,
@@ -203,6 +209,51 @@ pub(crate) struct Weights {
     /// Read files through the page cache
     #[arg(long)]
     pub no_direct_io: bool,
+    #[command(flatten)]
+    pub experts: Experts,
+}
+
+/// Experts of a model that has more of them than memory holds.
+#[derive(Debug, Clone, Args)]
+pub(crate) struct Experts {
+    /// Memory for experts in MiB: auto (what --memory leaves), all, or so many; 0 is the least that works
+    #[arg(long, value_name = "MIB", default_value = "auto", value_parser = cache_size)]
+    pub cache_mb: CacheSize,
+    /// The most that --cache-mb auto takes
+    #[arg(long, value_name = "MIB")]
+    pub cache_ceil_mb: Option<u64>,
+    /// The least memory for experts that is worth running with
+    #[arg(long, value_name = "MIB")]
+    pub cache_floor_mb: Option<u64>,
+    /// Lossy: route each token to only so many experts
+    #[arg(long, value_name = "K", value_parser = at_least_one)]
+    pub n_expert_used: Option<usize>,
+    /// Lossy: skip an expert that is not in memory if it weighs less than F of an equal part of the token's experts (0 to 1)
+    #[arg(long, value_name = "F", value_parser = share)]
+    pub drop_cold_experts: Option<f32>,
+    /// Threads that read experts; default: what suits most drives
+    #[arg(long, value_name = "N", value_parser = at_least_one)]
+    pub io_threads: Option<usize>,
+}
+
+impl Experts {
+    /// What is wanted of the cache.
+    pub(crate) fn cache_ask(&self) -> CacheAsk {
+        let bytes = |mib: Option<u64>| mib.map(|mib| mib.saturating_mul(1 << 20));
+        CacheAsk { size: self.cache_mb, ceil_bytes: bytes(self.cache_ceil_mb), floor_bytes: bytes(self.cache_floor_mb) }
+    }
+
+    /// The settings among these that change answers, as they are named in each of them.
+    pub(crate) fn lossy(&self) -> Vec<String> {
+        let used = self.n_expert_used.map(|used| format!("--n-expert-used {used}"));
+        used.into_iter().chain(self.drop_cold_experts.map(|share| format!("--drop-cold-experts {share}"))).collect()
+    }
+
+    /// How they are read.
+    pub(crate) fn lanes(&self) -> LaneOptions {
+        let default = LaneOptions::default();
+        LaneOptions { lanes: self.io_threads.unwrap_or(default.lanes), ..default }
+    }
 }
 
 impl Weights {
@@ -362,6 +413,15 @@ pub(crate) struct Logits {
 }
 
 #[derive(Debug, Args)]
+pub(crate) struct Why {
+    /// What `airs run --metrics` wrote
+    #[arg(value_name = "FILE")]
+    pub file: PathBuf,
+    #[command(flatten)]
+    pub output: Output,
+}
+
+#[derive(Debug, Args)]
 #[command(override_usage = "airs perplexity [OPTIONS] [MODEL] <FILE>")]
 pub(crate) struct Perplexity {
     /// Model
@@ -412,6 +472,9 @@ pub(crate) struct Bench {
     /// that it shares) and group (with whom)
     #[arg(long, value_name = "FILE")]
     pub arrivals: Option<PathBuf>,
+    /// Generate with the experts that a recorded trace (route_trace v1) tells, and nothing else
+    #[arg(long, value_name = "FILE")]
+    pub route_trace: Option<PathBuf>,
     /// Measure what this machine can do first, and print each result as a fraction of it
     #[arg(long)]
     pub limits: bool,

@@ -5,6 +5,7 @@ mod failure;
 mod flags;
 mod interrupt;
 mod machine;
+mod metrics;
 mod open;
 mod planning;
 mod prompt;
@@ -15,6 +16,7 @@ mod speculate;
 mod storage;
 mod terminal;
 mod values;
+mod warm;
 
 use std::process::ExitCode;
 

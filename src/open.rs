@@ -6,8 +6,9 @@ use std::time::Instant;
 
 use engine::{Engine, Error};
 use library::{Library, Name};
-use model::{Header, Model, ReadOptions};
+use model::{ExpertMemory, Header, Model, ReadOptions};
 use residency::budget::{Grant, Ledger, Line};
+use residency::experts::Bank;
 use residency::plan::Mode;
 
 use crate::failure::Failure;
@@ -16,6 +17,7 @@ use crate::interrupt::Stoppable;
 use crate::machine;
 use crate::planning::{Need, Planned, load_options, plan_for, runner_options};
 use crate::terminal::{Progress, say, size};
+use crate::warm;
 
 /// A loaded model.
 pub(crate) struct Opened {
@@ -28,6 +30,13 @@ pub(crate) struct Opened {
     pub context: usize,
     /// How the weights are held.
     pub mode: Mode,
+    /// Where its experts live, and what they are.
+    pub experts: ExpertMemory,
+    pub bank: Bank,
+    /// Bytes of a slice of an expert at most.
+    pub slice_bytes: u64,
+    /// What makes its answers others than the model's own.
+    pub lossy: Vec<String>,
     /// What all of it was granted from.
     pub ledger: Ledger,
     /// From the file's name to an engine that is ready.
@@ -52,6 +61,15 @@ impl Opened {
         let weights = size(self.model().weights_bytes);
         let (threads, mode) = (self.threads, self.mode.name());
         let plural = if threads == 1 { "" } else { "s" };
+        let experts = match self.experts {
+            ExpertMemory::Resident => String::new(),
+            ExpertMemory::Slots { slots, .. } => {
+                let bytes = size(slots as u64 * self.bank.slot_bytes);
+                format!(" · {slots} of {} experts in {bytes}", self.bank.slots_all())
+            }
+        };
+        let lossy = if self.lossy.is_empty() { String::new() } else { format!(" · lossy: {}", self.lossy.join(", ")) };
+        let more = format!("{experts}{lossy}{more}");
         say(&format!("{} · {mode} · {weights} weights · {isa} · {threads} thread{plural}{more}", self.label));
     }
 }
@@ -85,16 +103,8 @@ pub(crate) fn open(settings: &Settings, name: &str, compute: &Compute, need: Nee
     let (host, base_bytes) = (machine::host(), machine::rss_bytes().unwrap_or(0));
     let read = ReadOptions { direct: !compute.weights.no_direct_io };
     let header = Header::open(&path, read).map_err(|e| Failure::at(&place, e))?;
-    let planned = plan_for(
-        &header,
-        &options,
-        compute.budget.memory,
-        need,
-        host.as_ref(),
-        base_bytes,
-        compute.weights.in_page_cache(),
-    )
-    .map_err(|e| Failure::at(&place, e))?;
+    let planned = plan_for(&header, &options, compute.budget.memory, need, host.as_ref(), base_bytes, &compute.weights)
+        .map_err(|e| Failure::at(&place, e))?;
     planned.check(compute).map_err(|failure| failure.about(&place))?;
 
     let label = label(name, &path);
@@ -102,6 +112,7 @@ pub(crate) fn open(settings: &Settings, name: &str, compute: &Compute, need: Nee
     memory::program::pin(planned.plan.bytes.weights);
     let process = ledger.charge_unavoidable(Line::Base, "", planned.plan.bytes.base);
     let engine = load(header, &place, &ledger, &label, &planned, compute, &options)?;
+    warm::begin(settings, &path, engine.model());
     Ok(Opened {
         engine,
         label,
@@ -109,6 +120,10 @@ pub(crate) fn open(settings: &Settings, name: &str, compute: &Compute, need: Nee
         threads: options.threads,
         context: planned.plan.context as usize,
         mode: if planned.plan.mode == Mode::Refused { Mode::Resident } else { planned.plan.mode },
+        experts: planned.experts,
+        slice_bytes: planned.footprint.expert_slice_bytes,
+        bank: planned.footprint.bank,
+        lossy: compute.weights.experts.lossy(),
         ledger,
         load_ms: begin.elapsed().as_secs_f64() * 1e3,
         _process: [process],
@@ -130,8 +145,10 @@ fn load(
     let fail = |e: Error| Failure::at(place, e);
     let grant = |line, bytes| ledger.grant(line, owner, bytes).map_err(|full| fail(Error::Full { line, full }));
     let held = [grant(Line::Weights, bytes.weights)?, grant(Line::Metadata, bytes.metadata)?];
+    let experts = [grant(Line::Experts, bytes.experts)?, grant(Line::Io, planned.expert_io_bytes())?];
     let mut buffers = Some(grant(Line::Io, planned.footprint.io_bytes)?);
-    let model = Model::from_header(header, &load_options(compute)).map_err(|e| Failure::at(place, e))?;
+    let model =
+        Model::from_header(header, &load_options(compute, planned.experts)).map_err(|e| Failure::at(place, e))?;
     // Where there is no room for the buffers beside the rest, all weights must be there before.
     let room = ledger.free_bytes() >= bytes.scratch;
     if !planned.lazy || !room {
@@ -143,7 +160,7 @@ fn load(
     }
     let scratch = grant(Line::Scratch, bytes.scratch)?;
     let mut engine = Engine::new(Arc::new(model), options).map_err(fail)?;
-    held.into_iter().chain([scratch]).for_each(|grant| engine.hold(grant));
+    held.into_iter().chain(experts).chain([scratch]).for_each(|grant| engine.hold(grant));
     buffers.into_iter().for_each(|grant| engine.hold_while_loading(grant));
     engine.charge_to(ledger, owner).map_err(fail)?;
     Ok(engine)

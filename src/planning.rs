@@ -1,11 +1,12 @@
 //! From a model's header, the flags and the machine to a plan.
 
-use model::{Footprint, Header, LoadOptions, RunnerOptions};
+use model::{ExpertMemory, Footprint, Header, LoadOptions, RunnerOptions};
+use residency::experts::{Bank, CacheSize};
 use residency::headroom::{Budget, Host};
 use residency::plan::{Ask, Demand, Mode, Plan, plan};
 
 use crate::failure::Failure;
-use crate::flags::{Compute, Settings};
+use crate::flags::{Compute, Settings, Weights};
 use crate::machine;
 use crate::terminal::size;
 use crate::values::Memory;
@@ -42,6 +43,8 @@ pub(crate) struct Planned {
     /// Whether the work begins before all weights are there.
     pub lazy: bool,
     pub budget_bytes: u64,
+    /// Where experts live.
+    pub experts: ExpertMemory,
     /// What the host would give.
     pub auto: Option<Budget>,
 }
@@ -52,8 +55,10 @@ const BASE_LATER_BYTES: u64 = 3 << 20;
 const THREAD_BYTES: u64 = 128 << 10;
 
 /// How weights are read and held.
-pub(crate) fn load_options(compute: &Compute) -> LoadOptions {
+pub(crate) fn load_options(compute: &Compute, experts: ExpertMemory) -> LoadOptions {
     LoadOptions {
+        experts,
+        experts_used: compute.weights.experts.n_expert_used,
         backing: compute.weights.backing,
         dense_weights: compute.weights.dense_weights,
         direct_io: !compute.weights.no_direct_io,
@@ -69,11 +74,12 @@ pub(crate) fn runner_options(compute: &Compute, settings: &Settings) -> RunnerOp
         micro_batch: compute.micro_batch,
         type_k: compute.type_k,
         type_v: compute.type_v,
+        drop_cold_experts: compute.weights.experts.drop_cold_experts,
     }
 }
 
 /// Plans a run of the model on `host`, in a process that had `base_bytes` before it read the header;
-/// with `page_cache` its weights are left there.
+/// `weights` says how its weights are held.
 pub(crate) fn plan_for(
     header: &Header,
     options: &RunnerOptions,
@@ -81,13 +87,19 @@ pub(crate) fn plan_for(
     need: Need,
     host: Option<&Host>,
     base_bytes: u64,
-    page_cache: bool,
+    weights: &Weights,
 ) -> Result<Planned, model::Error> {
     // A batch is never larger than the context.
     let rows = need.context.map_or(options.micro_batch, |c| options.micro_batch.min(c.max(1)));
-    let footprint = header.footprint(&RunnerOptions { micro_batch: rows, ..options.clone() }, need.logits_rows)?;
+    let mut footprint = header.footprint(&RunnerOptions { micro_batch: rows, ..options.clone() }, need.logits_rows)?;
+    if let Some(used) = weights.experts.n_expert_used {
+        header.config()?.use_fewer_experts(used)?;
+        footprint.bank.used = used as u64;
+    }
     let demand = Demand {
         weights_bytes: footprint.weights_bytes,
+        experts_bytes: 0,
+        expert_io_bytes: 0,
         kv_block_bytes: footprint.kv_block_bytes,
         kv_window_block_bytes: footprint.kv_window_block_bytes,
         kv_window_blocks_max: footprint.kv_window_blocks_max,
@@ -104,13 +116,100 @@ pub(crate) fn plan_for(
         budget_bytes,
         context: need.context.map(|c| c as u64),
         sessions: need.sessions as u64,
-        lazy: page_cache,
-        streamed: page_cache,
+        lazy: weights.in_page_cache(),
+        streamed: weights.in_page_cache(),
     };
-    Ok(Planned { footprint, lazy: need.lazy, plan: plan(&demand, &ask), budget_bytes, auto })
+    let all = plan(&demand, &ask);
+    let streams = match weights.experts.cache_mb {
+        _ if footprint.bank.slots_all() == 0 => false,
+        CacheSize::All => false,
+        CacheSize::Bytes(bytes) => bytes < footprint.bank.slots_all() * footprint.bank.slot_bytes,
+        CacheSize::Auto => all.mode == Mode::Refused,
+    };
+    let (plan, experts) =
+        if streams { stream(&demand, &ask, &footprint, weights) } else { (all, ExpertMemory::Resident) };
+    Ok(Planned { footprint, lazy: need.lazy, plan, budget_bytes, experts, auto })
+}
+
+/// Positions of a session that nobody asked for, where experts want the memory that a longer one would take.
+const CONTEXT_DEFAULT: u64 = 4096;
+
+/// How the model runs with its experts in slots: as many as the rest leaves room for, or as were asked for.
+fn stream(demand: &Demand, ask: &Ask, footprint: &Footprint, weights: &Weights) -> (Plan, ExpertMemory) {
+    let bank = &footprint.bank;
+    let lanes = weights.experts.lanes();
+    let least_bytes = bank.slots_min() * bank.slot_bytes;
+    let demand = Demand {
+        weights_bytes: demand.weights_bytes - bank.total_bytes(),
+        experts_bytes: least_bytes,
+        expert_io_bytes: lanes.buffer_bytes(footprint.expert_slice_bytes as usize) as u64,
+        ..*demand
+    };
+    let context = ask.context.unwrap_or_else(|| demand.context_trained.min(CONTEXT_DEFAULT));
+    let least = plan(&demand, &Ask { context: Some(context), ..*ask });
+    // A machine that cannot hold that context may hold a shorter one.
+    let mut plan = match (least.mode, ask.context) {
+        (Mode::Refused, None) => plan(&demand, ask),
+        _ => least,
+    };
+    let mut slots = bank.slots_min();
+    if plan.mode != Mode::Refused {
+        let free_bytes = ask.budget_bytes - plan.bytes.total() + least_bytes;
+        match weights.experts.cache_ask().slots(bank, free_bytes) {
+            Ok(granted) => {
+                slots = granted;
+                plan.mode = Mode::Streamed;
+                plan.bytes.experts = slots * bank.slot_bytes;
+                plan.reasons.retain(|reason| !reason.starts_with("streamed"));
+                plan.reasons.extend(stream_reasons(bank, slots));
+            }
+            Err(error) => {
+                plan.mode = Mode::Refused;
+                plan.reasons.push(format!("experts: {error}"));
+            }
+        }
+    }
+    (plan, ExpertMemory::Slots { slots: slots as usize, lanes })
+}
+
+/// What so many slots mean for the speed.
+fn stream_reasons(bank: &Bank, slots: u64) -> Vec<String> {
+    let mut reasons = vec![format!(
+        "experts: {slots} of {} are in memory; a token takes {} of them, {}, and {} of the widest layer",
+        bank.slots_all(),
+        bank.slots_cycle(),
+        size(bank.cycle_bytes()),
+        size(bank.layer_bytes())
+    )];
+    if slots < bank.slots_cycle() {
+        reasons.push(format!(
+            "experts: below the cliff: {} hold less than the {} that one token goes through, so most are read for each token; \
+             --cache-mb {} would be enough",
+            size(slots * bank.slot_bytes),
+            size(bank.slots_cycle() * bank.slot_bytes),
+            (bank.slots_cycle() * bank.slot_bytes).div_ceil(1 << 20)
+        ));
+    }
+    reasons
 }
 
 impl Planned {
+    /// Whether some experts are in memory and others not.
+    fn drops_can_matter(&self) -> bool {
+        match self.experts {
+            ExpertMemory::Resident => false,
+            ExpertMemory::Slots { slots, .. } => slots as u64 > self.footprint.bank.slots_min(),
+        }
+    }
+
+    /// Buffers that experts are read into.
+    pub(crate) fn expert_io_bytes(&self) -> u64 {
+        match self.experts {
+            ExpertMemory::Resident => 0,
+            ExpertMemory::Slots { lanes, .. } => lanes.buffer_bytes(self.footprint.expert_slice_bytes as usize) as u64,
+        }
+    }
+
     /// A budget that is more than can be had, in words.
     pub(crate) fn risk(&self, memory: Memory) -> Option<String> {
         let (Memory::Bytes(bytes), Some(auto)) = (memory, self.auto) else { return None };
@@ -126,6 +225,10 @@ impl Planned {
     /// Refuses what cannot run, and without `--force` what might not.
     pub(crate) fn check(&self, compute: &Compute) -> Result<(), Failure> {
         let force = compute.budget.force;
+        if compute.weights.experts.drop_cold_experts.is_some() && !self.drops_can_matter() {
+            let text = "--drop-cold-experts needs a cache to be cold in: all experts are in memory, or --cache-mb is 0";
+            return Err(Failure::Usage(text.to_owned()));
+        }
         if let Some(risk) = self.risk(compute.budget.memory).filter(|_| !force) {
             return Err(Failure::Run(risk));
         }

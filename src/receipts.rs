@@ -11,7 +11,7 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 
 use engine::Timings;
-use model::{Isa, Limits};
+use model::{ExpertMemory, Isa, Limits};
 use residency::forecast::{self, Rates, Shares};
 use serde::{Deserialize, Serialize};
 
@@ -65,11 +65,13 @@ pub(crate) fn key_of(file_name: &str, bytes: u64) -> String {
 pub(crate) fn keep(settings: &Settings, opened: &mut Opened, timings: &Timings) {
     let model = std::sync::Arc::clone(opened.model());
     let kv_bytes = opened.kv_step_bytes(timings.prompt_n + timings.predicted_n / 2);
-    let decode = timings.predicted_per_second.filter(|_| timings.predicted_n >= PREDICTED_MIN);
+    // What was read from storage says nothing of memory.
+    let from_memory = opened.experts == ExpertMemory::Resident;
+    let decode = timings.predicted_per_second.filter(|_| from_memory && timings.predicted_n >= PREDICTED_MIN);
     // What the prompt waited for the disk says nothing of the processor.
     let waited_s = model.stats().waited.as_secs_f64();
     let prompt_n = timings.prompt_n as f64;
-    let prefill = timings.prompt_per_second.filter(|_| timings.prompt_n >= PROMPT_MIN);
+    let prefill = timings.prompt_per_second.filter(|_| from_memory && timings.prompt_n >= PROMPT_MIN);
     let prefill = prefill.map(|speed| prompt_n / (prompt_n / speed - waited_s)).filter(|v| v.is_finite() && *v > 0.0);
     if decode.is_none() && prefill.is_none() {
         return;
@@ -103,7 +105,7 @@ fn append(path: &Path, line: &Line) -> std::io::Result<()> {
     replace(path, &(kept?.join("\n") + "\n"))
 }
 
-fn replace(path: &Path, text: &str) -> std::io::Result<()> {
+pub(crate) fn replace(path: &Path, text: &str) -> std::io::Result<()> {
     let partial = path.with_extension(format!("{}.partial", std::process::id()));
     fs::write(&partial, text)?;
     fs::rename(&partial, path)

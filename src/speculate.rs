@@ -50,7 +50,8 @@ fn draft(settings: &Settings, compute: &Compute, name: &str, opened: &Opened) ->
         grant(Line::Scratch, scratch_bytes)?,
     ];
     let _buffers = grant(Line::Io, footprint.io_bytes)?;
-    let model = Model::from_header(header, &load_options(compute)).map_err(|e| fail(e.into()))?;
+    let model = Model::from_header(header, &load_options(compute, model::ExpertMemory::Resident))
+        .map_err(|e| fail(e.into()))?;
     let progress = Progress::bytes("loading the draft model");
     let loaded = model.ensure_all(&mut |done, total| progress.set(done, Some(total)));
     progress.clear();

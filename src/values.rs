@@ -1,5 +1,7 @@
 //! Values of flags: what they look like and what is allowed.
 
+use residency::experts::CacheSize;
+
 /// Token ids from the command line.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Tokens(pub Vec<u32>);
@@ -123,6 +125,18 @@ pub(crate) fn at_least_one(text: &str) -> Result<usize, String> {
         Ok(0) => Err("must be at least 1".to_owned()),
         Ok(value) => Ok(value),
         Err(e) => Err(format!("{e}")),
+    }
+}
+
+/// `auto`, `all`, or MiB.
+pub(crate) fn cache_size(text: &str) -> Result<CacheSize, String> {
+    match text {
+        "auto" => Ok(CacheSize::Auto),
+        "all" => Ok(CacheSize::All),
+        mib => {
+            let mib: u64 = mib.parse().map_err(|_| format!("{mib:?} is neither auto nor all nor a number of MiB"))?;
+            Ok(CacheSize::Bytes(mib.saturating_mul(1 << 20)))
+        }
     }
 }
 

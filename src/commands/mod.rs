@@ -9,10 +9,12 @@ mod mem;
 mod perplexity;
 mod plan;
 mod pull;
+mod replay;
 mod rm;
 mod run;
 mod show;
 mod tokenize;
+mod why;
 
 use crate::failure::Failure;
 use crate::flags::{Command, Settings};
@@ -31,6 +33,7 @@ pub(crate) fn execute(command: Command, settings: &Settings) -> Result<(), Failu
         Command::Tokenize(args) => tokenize::execute(&args, settings),
         Command::Logits(args) => logits::execute(&args, settings),
         Command::Perplexity(args) => perplexity::execute(&args, settings),
+        Command::Why(args) => why::execute(&args),
         Command::Bench(args) => bench::execute(&args, settings),
     }
 }

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use library::{Library, Name};
-use model::{Header, Isa, KvType, RunnerOptions};
+use model::{ExpertMemory, Header, Isa, KvType, RunnerOptions};
 use residency::forecast::{Forecast, Rates, Shares, Work, forecast};
 use residency::headroom;
 use residency::plan::{Bytes, Mode};
@@ -35,8 +35,7 @@ pub(crate) fn execute(args: &Plan, settings: &Settings) -> Result<(), Failure> {
     let need = Need { context, sessions: args.sessions.parallel, logits_rows: 1, lazy: true };
     let memory = args.compute.budget.memory;
     let planned =
-        plan_for(&header, &options, memory, need, host.as_ref(), base_bytes, args.compute.weights.in_page_cache())
-            .map_err(fail)?;
+        plan_for(&header, &options, memory, need, host.as_ref(), base_bytes, &args.compute.weights).map_err(fail)?;
 
     let room = here.map_or(0, |host| headroom::budget(&host).bytes);
     let probe = path.as_deref().and_then(|path| storage::probe(path).ok());
@@ -47,6 +46,7 @@ pub(crate) fn execute(args: &Plan, settings: &Settings) -> Result<(), Failure> {
         reasons.push("forecast: with the speed of this machine, not of the device".to_owned());
     }
     reasons.extend(speed.notes());
+    reasons.extend(speed.by_budget(&planned));
     if path.is_none() {
         reasons.push("the model is not here: its header was read where it comes from".to_owned());
     }
@@ -138,8 +138,18 @@ impl Speed {
             step_bytes,
             kv_bytes: f.kv_block_bytes * kv_tokens / f.kv_block_tokens,
             prompt_macs: header.config()?.prompt_macs(args.prompt as u64),
-            file_bytes: header.file_bytes(),
-            streamed_bytes: if streamed { step_bytes } else { 0 },
+            file_bytes: match planned.experts {
+                // The rest is never read before the first token.
+                ExpertMemory::Slots { .. } => {
+                    header.file_bytes() - f.bank.total_bytes() + f.bank.prompt_bytes(args.prompt as u64)
+                }
+                ExpertMemory::Resident => header.file_bytes(),
+            },
+            streamed_bytes: match planned.experts {
+                ExpertMemory::Slots { slots, .. } => f.bank.expected_read_bytes(slots as u64),
+                ExpertMemory::Resident if streamed => step_bytes,
+                ExpertMemory::Resident => 0,
+            },
             overlaps: planned.lazy,
         };
         let isa = options.isa.unwrap_or_else(Isa::detect);
@@ -168,6 +178,20 @@ impl Speed {
             notes.push("forecast: the file was read through the page cache, storage may be slower".to_owned());
         }
         notes
+    }
+
+    /// The speed that more memory for experts would give, or less.
+    fn by_budget(&self, planned: &Planned) -> Option<String> {
+        let ExpertMemory::Slots { slots, .. } = planned.experts else { return None };
+        let (bank, (rates, shares)) = (&planned.footprint.bank, self.rates.as_ref()?);
+        let rest_bytes = planned.plan.bytes.total() - slots as u64 * bank.slot_bytes;
+        let step = |slots: u64| {
+            let work = Work { streamed_bytes: bank.expected_read_bytes(slots), ..self.work };
+            let speed = forecast(&work, rates, shares).predicted_per_second?;
+            Some(format!("{} gives {speed:.1} tokens/s", size(rest_bytes + slots * bank.slot_bytes)))
+        };
+        let steps: Vec<String> = bank.steps().into_iter().filter_map(step).collect();
+        (!steps.is_empty()).then(|| format!("forecast by budget: {}", steps.join(", ")))
     }
 
     /// How the forecast came about.
@@ -210,13 +234,14 @@ fn json_of(
     reasons: &[String],
 ) -> Value {
     let plan = &planned.plan;
-    let Bytes { weights, kv, scratch, io, metadata, base } = plan.bytes;
+    let Bytes { weights, experts, kv, scratch, io, metadata, base } = plan.bytes;
     let rounded = |v: Option<f64>| v.map(|v| (v * 100.0).round() / 100.0);
     let f = &planned.footprint;
     json!({
         "mode": plan.mode.name(),
         "bytes": {
             "weights": weights,
+            "experts": experts,
             "kv": kv,
             "scratch": scratch,
             "io": io,
@@ -268,6 +293,7 @@ fn text_of(
     let b = &plan.bytes;
     for (name, bytes) in [
         ("weights", b.weights),
+        ("experts", b.experts),
         ("KV cache", b.kv),
         ("scratch", b.scratch),
         ("I/O buffers", b.io),

@@ -20,7 +20,7 @@ use crate::prompt::{chat_tokens, message, raw_tokens, template};
 use crate::relief::{self, Kernel, Watched, watched};
 use crate::terminal::{Progress, print, print_json, say};
 use crate::values::Guess;
-use crate::{receipts, speculate};
+use crate::{metrics, receipts, speculate, warm};
 
 pub(crate) fn execute(args: &Run, settings: &Settings) -> Result<(), Failure> {
     let (model, mut text) = model_and_prompt(args.model.as_deref(), &args.args, |p| Path::new(p).exists())?;
@@ -56,6 +56,7 @@ pub(crate) fn execute(args: &Run, settings: &Settings) -> Result<(), Failure> {
         (None, text) => speaker.prompt(opened.model(), text.as_deref().unwrap_or(""))?,
     };
     let streams = !args.output.json();
+    opened.engine.runner().record_steps(args.metrics.is_some());
     let (model, mut first_read_bytes) = (Arc::clone(opened.model()), None);
     let mut first = || first_read_bytes = Some(model.read_bytes());
     let (answer, given) = watched(&mut opened.engine, Kernel::new(), |watched| {
@@ -63,6 +64,10 @@ pub(crate) fn execute(args: &Run, settings: &Settings) -> Result<(), Failure> {
     });
     let answer = answer?;
     receipts::keep(settings, &mut opened, &answer.timings);
+    warm::keep(settings, &opened.path, opened.model());
+    if let Some(path) = &args.metrics {
+        metrics::write(path, &mut opened, &answer.timings)?;
+    }
     if streams {
         print("\n")?;
     } else {
@@ -255,6 +260,7 @@ fn json_of(
         "stop": answer.stop.name(),
         "mode": opened.mode.name(),
         "given_back": relief::json_of(given),
+        "lossy": opened.lossy,
         "timings": {
             "load_ms": opened.load_ms,
             "ttft_ms": t.ttft_ms,

@@ -20,6 +20,7 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::thread::{JoinHandle, Thread};
+use std::time::{Duration, Instant};
 
 const CLOSED: u64 = 1 << 31;
 const COUNT: u64 = CLOSED - 1;
@@ -55,6 +56,7 @@ unsafe impl Send for Shared {}
 pub struct Pool {
     shared: Arc<Shared>,
     helpers: Vec<JoinHandle<()>>,
+    busy: Duration,
 }
 
 impl Pool {
@@ -79,7 +81,7 @@ impl Pool {
                 std::thread::Builder::new().name(format!("airs-{}", i + 1)).spawn(move || help(&shared, i)).ok()
             })
             .collect();
-        Pool { shared, helpers }
+        Pool { shared, helpers, busy: Duration::ZERO }
     }
 
     /// Threads that work, the caller's included.
@@ -87,8 +89,19 @@ impl Pool {
         self.helpers.len() + 1
     }
 
+    /// Time that was spent in regions so far, from their beginnings to their ends.
+    pub fn busy(&self) -> Duration {
+        self.busy
+    }
+
     /// Calls `task` with each of `0..tasks`, once, on whichever thread is free, and returns when all have returned.
     pub fn run(&mut self, tasks: usize, task: impl Fn(usize) + Sync) {
+        let begin = Instant::now();
+        self.region(tasks, task);
+        self.busy += begin.elapsed();
+    }
+
+    fn region(&mut self, tasks: usize, task: impl Fn(usize) + Sync) {
         if tasks <= 1 || self.helpers.is_empty() {
             (0..tasks).for_each(task);
             return;

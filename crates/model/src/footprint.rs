@@ -11,9 +11,11 @@ use gguf::TensorInfo;
 use kernels::PANEL_ROWS;
 use kernels::activations::{Forms, Precision, token_bytes};
 use kernels::attention::{KV_BLOCK, SPLIT};
+use memory::slots::Slots;
+use residency::experts::Bank;
 
 /// Bytes and work of a model.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Footprint {
     /// Weight matrices in panels, without [`Footprint::row_table_bytes`].
     pub weights_bytes: u64,
@@ -35,6 +37,10 @@ pub struct Footprint {
     pub scratch_bytes_per_token: u64,
     /// Buffers that weights are read into, until all are there.
     pub io_bytes: u64,
+    /// The experts among [`Footprint::weights_bytes`]; none where no layer has any.
+    pub bank: Bank,
+    /// Bytes that are read at once of an expert at most.
+    pub expert_slice_bytes: u64,
 }
 
 /// Matrices start at multiples of a cache line.
@@ -77,7 +83,35 @@ impl Header {
             scratch_bytes: self.scratch_bytes(&config, options.micro_batch.min(config.context_len).max(1), logits_rows),
             scratch_bytes_per_token: scratch_bytes_per_token(&config),
             io_bytes: READER_BYTES,
+            expert_slice_bytes: self.expert_parts(&config).into_iter().flatten().max().unwrap_or(0) as u64,
+            bank: self.bank(&config),
         })
+    }
+
+    /// Bytes of an expert's gate, up and down, for each layer that has experts.
+    fn expert_parts(&self, config: &Config) -> Vec<[usize; 3]> {
+        let parts = |layer: usize| {
+            let count = config.layer_experts(layer)?.count as u64;
+            let bytes = |part: &str| {
+                let tensor = self.gguf.tensor(&format!("blk.{layer}.ffn_{part}_exps.weight"));
+                tensor.map(|tensor| (tensor.len_bytes / count) as usize)
+            };
+            let both = bytes("gate_up").map_or([bytes("gate"), bytes("up")], |both| [Some(both / 2); 2]);
+            Some([both[0]?, both[1]?, bytes("down")?])
+        };
+        (0..config.layers).filter_map(parts).collect()
+    }
+
+    fn bank(&self, config: &Config) -> Bank {
+        let parts = self.expert_parts(config);
+        let (Some(experts), false) = (config.experts, parts.is_empty()) else { return Bank::default() };
+        let widest = [0, 1, 2].map(|i| parts.iter().map(|parts| parts[i]).max().unwrap_or(0));
+        Bank {
+            experts: experts.count as u64,
+            used: experts.routing.used as u64,
+            expert_bytes: parts.iter().map(|parts| parts.iter().sum::<usize>() as u64).collect(),
+            slot_bytes: Slots::slot_bytes(&widest) as u64,
+        }
     }
 
     /// The buffers of `forward::Scratch` for `rows` rows, and the logits.

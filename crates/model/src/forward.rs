@@ -5,6 +5,7 @@ use crate::config::{Config, Family};
 use crate::kv::groups::LayerGroups;
 use crate::kv::store::KvStore;
 use crate::moe::{self, source::ExpertSource};
+use crate::record::StepRecord;
 use crate::rope::RopeTable;
 use crate::weights::{Layer, Mlp, Weights};
 use kernels::activations::{Activations, Forms, Norm, Precision};
@@ -38,6 +39,8 @@ struct Part<'a> {
 /// Every buffer of a step; they only grow.
 #[derive(Debug, Default)]
 pub(crate) struct Scratch {
+    /// What steps took, if that is wanted.
+    pub(crate) records: Option<Vec<StepRecord>>,
     /// Residual stream, `[tokens, embedding_len]`.
     pub(crate) x: Vec<f32>,
     /// Queries, keys and values side by side, `[tokens, (heads + 2 heads_kv) * head_len]`.
@@ -70,6 +73,8 @@ pub(crate) struct Forward<'a> {
     pub(crate) family: &'a Family,
     pub(crate) config: &'a Config,
     pub(crate) weights: &'a Weights,
+    /// `--drop-cold-experts`: the share of an equal part below which a choice may be left out.
+    pub(crate) drop_cold_experts: Option<f32>,
     pub(crate) expert_source: &'a dyn ExpertSource,
     pub(crate) rope: &'a RopeTable,
     pub(crate) rope_window: &'a RopeTable,

@@ -9,6 +9,7 @@ mod kv;
 mod limits;
 pub mod moe;
 mod options;
+mod record;
 mod rope;
 mod runner;
 mod sequences;
@@ -28,9 +29,13 @@ pub use kernels::isa::Isa;
 pub use kv::spill::Spilled;
 pub use limits::{Limits, Rate};
 pub use memory::backing::{Backing, Choice};
+pub use memory::lanes::LaneOptions;
 pub use memory::pager::{Stats, Window};
 pub use memory::source::ReadOptions;
+pub use moe::replay::RouteReplay;
+pub use moe::streamed::{ExpertMemory, ExpertStats};
 pub use options::{DenseWeights, LoadOptions};
+pub use record::StepRecord;
 pub use residency::kv::SequenceId;
 pub use runner::{Row, Runner, RunnerOptions};
 pub use sequences::{KvDir, Opened, Opening};
@@ -122,7 +127,10 @@ impl Model {
 
     /// Opens the model that `header` was read of.
     pub fn from_header(header: Header, options: &LoadOptions) -> Result<Model, Error> {
-        let (family, config) = header.family_and_config()?;
+        let (family, mut config) = header.family_and_config()?;
+        if let Some(used) = options.experts_used {
+            config.use_fewer_experts(used)?;
+        }
         let make = || Tokenizer::new(&header.gguf.metadata);
         // The tokenizer is made while names are bound and the pager begins to read: all of it comes before the first token.
         let (weights, tokenizer) = std::thread::scope(|scope| {
@@ -188,6 +196,34 @@ impl Model {
     /// Bytes read from the file or files so far.
     pub fn read_bytes(&self) -> u64 {
         self.stats().read_bytes
+    }
+
+    /// The share of the matrices' place that is in memory now, if the system tells; `None` where they are left to the page
+    /// cache.
+    pub fn dense_resident_share(&self) -> Option<f64> {
+        let region = self.weights.region()?;
+        Some(region.resident_bytes() as f64 / region.len_bytes().max(1) as f64)
+    }
+
+    /// What happened to the experts, where they are in slots.
+    pub fn expert_stats(&self) -> Option<ExpertStats> {
+        self.weights.streamed.as_ref().map(moe::streamed::Streamed::stats)
+    }
+
+    /// The experts that are in slots, as (layer with experts, expert), the one that would go last first: to be remembered for
+    /// [`Model::warm_experts`]. Empty where experts are not in slots.
+    pub fn expert_order(&self) -> Vec<(u32, u32)> {
+        self.weights.streamed.as_ref().map(moe::streamed::Streamed::order).unwrap_or_default()
+    }
+
+    /// Reads experts that a run before had at its end into free slots, when nothing else is to be read; how many.
+    pub fn warm_experts(&self, order: &[(u32, u32)]) -> usize {
+        self.weights.streamed.as_ref().map_or(0, |streamed| streamed.warm(order))
+    }
+
+    /// Gives back the memory of all slots of experts but `slots`, as far as nothing uses them; the slots that are left.
+    pub fn shrink_experts(&self, slots: usize) -> Option<usize> {
+        self.weights.streamed.as_ref().map(|streamed| streamed.shrink(slots))
     }
 
     /// What holds the weights, if it is memory of our own.

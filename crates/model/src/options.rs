@@ -1,5 +1,6 @@
 //! How a model's weights are held and read.
 
+use crate::moe::streamed::ExpertMemory;
 use memory::backing::Choice;
 use memory::pager::Window;
 
@@ -14,6 +15,10 @@ pub struct LoadOptions {
     pub direct_io: bool,
     /// How far the pager reads ahead of the layer that computes.
     pub window: Window,
+    /// Lossy, so `None` by default: experts that a token is routed to, where the model has more.
+    pub experts_used: Option<usize>,
+    /// Where experts live.
+    pub experts: ExpertMemory,
     /// Bytes that become resident together; rounded up to whole pages.
     pub unit_bytes: usize,
 }
@@ -28,6 +33,8 @@ impl Default for LoadOptions {
             dense_weights: DenseWeights::Anon,
             direct_io: true,
             window: Window::Auto,
+            experts_used: None,
+            experts: ExpertMemory::Resident,
             unit_bytes: UNIT_BYTES,
         }
     }

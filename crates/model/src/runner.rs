@@ -3,7 +3,9 @@
 use crate::forward::{Forward, Run, Scratch, layer_kv_bytes};
 use crate::kv::groups::LayerGroups;
 use crate::kv::{KvCache, KvKey};
-use crate::moe::source::Resident;
+use crate::moe::replay::RouteReplay;
+use crate::moe::source::{ExpertSource, Resident};
+use crate::record::{Begun, StepRecord};
 use crate::rope::RopeTable;
 use crate::{Error, Model};
 use kernels::attention::{KV_BLOCK, KvType};
@@ -38,11 +40,21 @@ pub struct RunnerOptions {
     pub type_k: KvType,
     /// Type of the values in the KV cache.
     pub type_v: KvType,
+    /// Lossy, so off by default: leave an expert out if it is not in memory and weighs less than this share of an equal part
+    /// of the token's experts, 0 to 1. Which ones that are depends on what is in memory.
+    pub drop_cold_experts: Option<f32>,
 }
 
 impl Default for RunnerOptions {
     fn default() -> Self {
-        Self { threads: 1, isa: None, micro_batch: 512, type_k: KvType::F16, type_v: KvType::F16 }
+        Self {
+            threads: 1,
+            isa: None,
+            micro_batch: 512,
+            type_k: KvType::F16,
+            type_v: KvType::F16,
+            drop_cold_experts: None,
+        }
     }
 }
 
@@ -53,6 +65,7 @@ pub struct Runner {
     level: Level,
     micro_batch: usize,
     scratch: Scratch,
+    drop_cold_experts: Option<f32>,
     rope: RopeTable,
     rope_window: RopeTable,
     pub(crate) kv: KvCache,
@@ -84,6 +97,7 @@ impl Runner {
             level,
             micro_batch: options.micro_batch.max(1),
             scratch: Scratch::default(),
+            drop_cold_experts: options.drop_cold_experts,
             rope: RopeTable::new(c.rope_len, &c.rope, factors),
             rope_window: RopeTable::new(
                 c.rope_len_window,
@@ -117,6 +131,21 @@ impl Runner {
     /// Threads that compute.
     pub fn threads(&self) -> usize {
         self.pool.threads()
+    }
+
+    /// From now on, or no more, what each step takes is recorded.
+    pub fn record_steps(&mut self, wanted: bool) {
+        self.scratch.records = wanted.then(Vec::new);
+    }
+
+    /// What was recorded since the last call.
+    pub fn take_steps(&mut self) -> Vec<StepRecord> {
+        self.scratch.records.as_mut().map(std::mem::take).unwrap_or_default()
+    }
+
+    /// From now on tokens take the experts that were recorded elsewhere, in the order in which they come, or their own again.
+    pub fn force_routes(&mut self, replay: Option<RouteReplay>) {
+        self.scratch.moe.replay = replay;
     }
 
     /// Tokens that chose each expert so far, `[layers, experts]`; empty before the first, and for models without experts.
@@ -216,11 +245,16 @@ impl Runner {
             Run { first: first - len, len, position: cache.tokens(id).len(), tables: cache.tables(id) }
         };
         let runs: Vec<Run<'_>> = wants.iter().map(run).collect();
+        let resident = Resident(&self.model.weights);
+        let streamed = self.model.weights.streamed.as_ref();
+        let expert_source: &dyn ExpertSource = streamed.map_or(&resident, |streamed| streamed);
+        let begun = self.scratch.records.is_some().then(|| Begun::now(&self.model.weights, self.pool.busy()));
         let mut forward = Forward {
             family: self.model.family,
             config: &self.model.config,
             weights: &self.model.weights,
-            expert_source: &Resident(&self.model.weights),
+            expert_source,
+            drop_cold_experts: self.drop_cold_experts,
             rope: &self.rope,
             rope_window: &self.rope_window,
             pool: &mut self.pool,
@@ -234,6 +268,12 @@ impl Runner {
         let logits = forward.run(&tokens, &runs, &asked)?;
         for row in logits.chunks_exact(vocab_len.next_multiple_of(16)) {
             self.logits.extend_from_slice(&row[..vocab_len]);
+        }
+        if let Some(replay) = &mut self.scratch.moe.replay {
+            replay.token += batch.len() as u64;
+        }
+        if let (Some(begun), Some(records)) = (begun, &mut self.scratch.records) {
+            records.push(begun.end(&self.model.weights, self.pool.busy(), batch.len()));
         }
         for rows in by_sequence() {
             let tokens: Vec<u32> = rows.iter().map(|row| row.token).collect();

@@ -7,6 +7,10 @@ use std::fmt;
 pub struct Demand {
     /// Weights that stay.
     pub weights_bytes: u64,
+    /// Slots of experts, where these come while the model runs.
+    pub experts_bytes: u64,
+    /// Buffers that they are read into.
+    pub expert_io_bytes: u64,
     /// A block of keys and values.
     pub kv_block_bytes: u64,
     /// Of these, those of layers with a sliding window.
@@ -74,6 +78,8 @@ impl Mode {
 pub struct Bytes {
     /// Weights that stay.
     pub weights: u64,
+    /// Slots of experts.
+    pub experts: u64,
     /// Keys and values of all sessions at their full length.
     pub kv: u64,
     /// Activations, logits, rotation tables.
@@ -89,7 +95,7 @@ pub struct Bytes {
 impl Bytes {
     /// All of it.
     pub fn total(&self) -> u64 {
-        self.weights + self.kv + self.scratch + self.io + self.metadata + self.base
+        self.weights + self.experts + self.kv + self.scratch + self.io + self.metadata + self.base
     }
 }
 
@@ -124,7 +130,8 @@ impl Demand {
         let scratch = self.scratch_bytes + context * self.scratch_bytes_per_token;
         // Weights that come while the model runs need the buffers beside the rest; else they are free before that is taken.
         let io = if comes { self.io_bytes } else { self.io_bytes.saturating_sub(kv + scratch) };
-        Bytes { weights, kv, scratch, io, metadata: self.metadata_bytes, base: self.base_bytes }
+        let (experts, io) = (self.experts_bytes, io + self.expert_io_bytes);
+        Bytes { weights, experts, kv, scratch, io, metadata: self.metadata_bytes, base: self.base_bytes }
     }
 
     /// The longest context whose bytes fit in `budget_bytes`, at most `context_trained`; `None` if not one block does.
@@ -200,8 +207,9 @@ impl fmt::Display for TooLittle {
         let mib = |bytes: u64| bytes as f64 / f64::from(1 << 20);
         write!(
             f,
-            "weights {:.1} + KV {:.1} + scratch {:.1} + I/O {:.1} + metadata {:.1} + process {:.1} = {:.1} MiB, and the budget is {:.1} MiB",
+            "weights {:.1} + experts {:.1} + KV {:.1} + scratch {:.1} + I/O {:.1} + metadata {:.1} + process {:.1} = {:.1} MiB, and the budget is {:.1} MiB",
             mib(b.weights),
+            mib(b.experts),
             mib(b.kv),
             mib(b.scratch),
             mib(b.io),
@@ -219,6 +227,8 @@ mod tests {
 
     const DEMAND: Demand = Demand {
         weights_bytes: 1000,
+        experts_bytes: 0,
+        expert_io_bytes: 0,
         kv_block_bytes: 16,
         kv_window_block_bytes: 0,
         kv_window_blocks_max: 0,

@@ -82,6 +82,9 @@ fn billions(value: f64) -> String {
 }
 
 pub(crate) fn execute(args: &Bench, settings: &Settings) -> Result<(), Failure> {
+    if let Some(file) = &args.route_trace {
+        return super::replay::execute(args, settings, file);
+    }
     if let Some(trace) = arrivals::Trace::of(args)? {
         return sessions::execute(args, settings, &trace);
     }

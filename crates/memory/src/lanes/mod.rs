@@ -127,9 +127,12 @@ impl Lanes {
         let lanes = Lanes { shared };
         for index in 0..options.lanes.max(1) {
             let shared = Arc::clone(&lanes.shared);
-            let lane = move || match Flights::new(shared.options.depth.max(1) + 1, room_bytes(slice_bytes)) {
-                Ok(flights) if shared.options.ring => with_ring(&shared, flights),
-                _ => one_by_one(&shared),
+            let lane = move || {
+                let flights = || Flights::new(options.depth.max(1) + 1, room_bytes(slice_bytes)).ok();
+                match options.ring.then(flights).flatten() {
+                    Some(flights) => with_ring(&shared, flights),
+                    None => one_by_one(&shared),
+                }
             };
             let spawned = std::thread::Builder::new().name(format!("airs-lane-{index}")).spawn(lane);
             if let (Err(e), 0) = (spawned, index) {

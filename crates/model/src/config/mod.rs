@@ -109,6 +109,18 @@ pub struct Experts {
 }
 
 impl Config {
+    /// Routes each token to `used` experts instead of as many as the model was trained with. An error if it has no experts, or
+    /// not so many for a token.
+    pub fn use_fewer_experts(&mut self, used: usize) -> Result<(), Error> {
+        let native = self.experts.map_or(0, |experts| experts.routing.used);
+        if used == 0 || used > native {
+            let reason = format!("this model routes a token to {native} experts");
+            return Err(Error::Value { key: "--n-expert-used".into(), value: used.to_string(), reason });
+        }
+        self.experts.iter_mut().for_each(|experts| experts.routing.used = used);
+        Ok(())
+    }
+
     /// The architecture's row and the numbers of `metadata`; `vocab_len` is the height of the embedding table.
     pub fn new(metadata: &Metadata, vocab_len: usize) -> Result<(&'static Family, Config), Error> {
         let architecture = metadata.str("general.architecture").ok_or(Error::Key("general.architecture".into()))?;

@@ -1,7 +1,11 @@
 //! A batch turned from tokens that choose experts to experts that have tokens.
 
 use super::Choice;
+use super::routing::LEFT_OUT;
 use std::ops::Range;
+
+/// The row of a choice that was left out.
+pub(super) const NO_ROW: usize = usize::MAX;
 
 /// An expert that some tokens of a batch chose.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -19,7 +23,7 @@ pub(crate) struct Batch {
     pub(crate) wanted: Vec<Wanted>,
     /// The token of each row.
     pub(crate) tokens: Vec<u32>,
-    /// The row of each token's choices, in their order.
+    /// The row of each token's choices, in their order; [`NO_ROW`] for those that were left out.
     pub(crate) rows: Vec<usize>,
     /// Rows of each expert, then where its next one goes.
     next: Vec<usize>,
@@ -30,7 +34,8 @@ impl Batch {
     pub(crate) fn sort(&mut self, choices: &[Choice], used: usize, experts: usize) {
         self.next.clear();
         self.next.resize(experts, 0);
-        for choice in choices {
+        let kept = || choices.iter().filter(|choice| choice.expert != LEFT_OUT);
+        for choice in kept() {
             self.next[choice.expert as usize] += 1;
         }
         self.wanted.clear();
@@ -43,9 +48,13 @@ impl Batch {
             first += len;
         }
         self.tokens.clear();
-        self.tokens.resize(choices.len(), 0);
+        self.tokens.resize(kept().count(), 0);
         self.rows.clear();
         for (i, choice) in choices.iter().enumerate() {
+            if choice.expert == LEFT_OUT {
+                self.rows.push(NO_ROW);
+                continue;
+            }
             let next = &mut self.next[choice.expert as usize];
             self.tokens[*next] = (i / used) as u32;
             self.rows.push(*next);

@@ -3,8 +3,10 @@
 //! and each token's results are summed in the order of its choices, so that the order of computation cannot matter.
 
 mod batch;
+pub(crate) mod replay;
 pub mod routing;
 pub(crate) mod source;
+pub(crate) mod streamed;
 
 use crate::Error;
 use crate::forward::{Forward, grow};
@@ -14,6 +16,7 @@ pub(crate) use batch::Wanted;
 use kernels::activations::{Activations, Forms, Precision, Source};
 use kernels::matmul::{Band, GatedBand, Output, matmul, matmul_bands, matmul_gated_bands};
 use kernels::ops;
+use replay::RouteReplay;
 pub use routing::{Choice, Routing, Scores};
 use source::Ready;
 
@@ -37,6 +40,8 @@ pub(crate) struct Scratch {
     sums: Vec<f32>,
     /// Tokens that chose each expert so far, `[layers, experts]`.
     pub(crate) counts: Vec<u64>,
+    /// Choices that were recorded elsewhere, instead of the router's.
+    pub(crate) replay: Option<RouteReplay>,
 }
 
 impl Forward<'_> {
@@ -60,7 +65,7 @@ impl Forward<'_> {
         let (part, normed, used) = (&mut s.part[..n * width], &s.normed, experts.routing.used);
         let Scratch { out, batch, choices, sums, .. } = &mut s.moe;
         let add_experts = |t: usize, row: &mut [f32]| {
-            for i in t * used..(t + 1) * used {
+            for i in (t * used..(t + 1) * used).filter(|&i| batch.rows[i] != batch::NO_ROW) {
                 let choice = choices[i];
                 let scale = experts.scales.as_ref().map_or(1.0, |scales| scales[choice.expert as usize]);
                 let out = &out[batch.rows[i] * width..][..width];
@@ -115,6 +120,18 @@ impl Forward<'_> {
         self.pool.run_chunks(&mut moe.choices, used, |t, choices| {
             experts.routing.route(&logits[t * row_len..][..router.rows], bias, choices);
         });
+        if let Some(replay) = &moe.replay {
+            for (t, choices) in moe.choices.chunks_exact_mut(used).enumerate() {
+                replay.force(t, index as u32, router.rows, choices);
+            }
+        }
+        if let Some(share) = self.drop_cold_experts {
+            let source = self.expert_source;
+            let is_there = |expert| source.is_there(index, expert as usize);
+            let counts = moe.choices.chunks_exact_mut(used).map(|choices| routing::drop_cold(choices, share, is_there));
+            let (examined, dropped) = counts.fold((0, 0), |sum, counts| (sum.0 + counts.0, sum.1 + counts.1));
+            source.note_left_out(examined, dropped);
+        }
         moe.batch.sort(&moe.choices, used, router.rows);
         moe.counts.resize(self.weights.layers.len() * router.rows, 0);
         for wanted in &moe.batch.wanted {

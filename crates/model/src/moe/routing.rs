@@ -39,6 +39,31 @@ pub struct Choice {
     pub weight: f32,
 }
 
+/// The number that a choice has instead of an expert's once it is left out.
+pub(crate) const LEFT_OUT: u32 = u32::MAX;
+
+/// Leaves out those of a token's `choices` whose expert is not in memory and that weigh less than `share` of an equal part
+/// of all; the others take over their weight. The first choice always stays. Tells how many were looked at because they
+/// are not in memory, and how many were left out.
+pub(crate) fn drop_cold(choices: &mut [Choice], share: f32, is_there: impl Fn(u32) -> bool) -> (u64, u64) {
+    let sum: f32 = choices.iter().map(|choice| choice.weight).sum();
+    let limit = share * sum / choices.len() as f32;
+    let (mut examined, mut dropped, mut kept) = (0, 0, 0.0);
+    for (rank, choice) in choices.iter_mut().enumerate() {
+        let is_cold = rank > 0 && choice.expert != LEFT_OUT && !is_there(choice.expert);
+        examined += u64::from(is_cold);
+        if is_cold && choice.weight < limit {
+            *choice = Choice { expert: LEFT_OUT, weight: 0.0 };
+            dropped += 1;
+        }
+        kept += choice.weight;
+    }
+    if dropped > 0 {
+        choices.iter_mut().for_each(|choice| choice.weight *= sum / kept);
+    }
+    (examined, dropped)
+}
+
 /// The sum of weights is at least this before they are divided by it: the smallest normal half.
 const SUM_MIN: f32 = 6.103_515_6e-5;
 
@@ -164,6 +189,25 @@ mod tests {
         let (experts, weights) = route(&routing, &[0.0, 3f32.ln(), 0.0, 0.0], Some(&[0.0, 0.0, 0.9, 0.3]));
         assert_eq!(experts, [2, 3]);
         assert!(near(&weights, &[0.5, 0.5]), "{weights:?}");
+    }
+
+    #[test]
+    fn what_is_cold_and_weighs_little_is_left_out_and_the_rest_weigh_as_much_as_all_did() {
+        let choices = || [(7, 0.5), (3, 0.3), (5, 0.15), (1, 0.05)].map(|(expert, weight)| Choice { expert, weight });
+        let mut some = choices();
+        assert_eq!(
+            drop_cold(&mut some, 0.7, |expert| expert == 5),
+            (2, 1),
+            "0.05 is less than 0.175, and 0.15 is there"
+        );
+        assert_eq!(some.map(|c| c.expert), [7, 3, 5, LEFT_OUT]);
+        assert!(near(&some.map(|c| c.weight), &[0.5 / 0.95, 0.3 / 0.95, 0.15 / 0.95, 0.0]));
+        let mut none = choices();
+        assert_eq!(drop_cold(&mut none, 0.0, |_| false), (3, 0), "a threshold of nothing looks and leaves all");
+        assert_eq!(none, choices());
+        let mut first = [Choice { expert: 2, weight: 0.001 }];
+        assert_eq!(drop_cold(&mut first, 1.0, |_| false), (0, 0), "the first choice stays");
+        assert_eq!(first[0].expert, 2);
     }
 
     #[test]

@@ -16,6 +16,17 @@ pub(crate) enum Ready<'a> {
 
 /// Has the experts of all layers, or gets them.
 pub(crate) trait ExpertSource: Send + Sync {
+    /// Whether an expert of `layer` is in memory, or on its way there.
+    fn is_there(&self, layer: usize, expert: usize) -> bool {
+        let _ = (layer, expert);
+        true
+    }
+
+    /// So many choices were looked at for being left out, and so many were.
+    fn note_left_out(&self, examined: u64, dropped: u64) {
+        let _ = (examined, dropped);
+    }
+
     /// Begins with the experts `wanted` of `layer`, which ascend.
     fn visit<'a>(&'a self, layer: usize, wanted: &'a [Wanted]) -> Result<Box<dyn Visit + 'a>, Error>;
 }

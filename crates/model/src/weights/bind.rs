@@ -6,6 +6,7 @@ use super::pack::{Packing, source_row};
 use super::rows::RowTable;
 use super::{Experts, Layer, Mlp, Place, Store, Weight, Weights, format_of, is_vector};
 use crate::config::{self, Config, Family, QkNorm, RopePairs};
+use crate::moe::streamed::{ExpertMemory, Streamed};
 use crate::{DenseWeights, Error, LoadOptions};
 use gguf::{Gguf, TensorInfo};
 use kernels::quant::Format;
@@ -34,7 +35,9 @@ pub(super) fn bind(
         DenseWeights::Warm => Some(Cached::new(sources, true)),
         DenseWeights::Mmap => Some(Cached::new(sources, false)),
     };
-    let mut binder = Binder { gguf, sources, cached, extents: Vec::new(), used: 0, read_bytes: 0, vectors: Vec::new() };
+    let streams = options.experts != ExpertMemory::Resident;
+    let mut binder =
+        Binder { gguf, streams, sources, cached, extents: Vec::new(), used: 0, read_bytes: 0, vectors: Vec::new() };
     let c = config;
     let embed = c.embedding_len;
     binder.read_vectors()?;
@@ -45,6 +48,7 @@ pub(super) fn bind(
     let output = binder.matrix(if tied { "token_embd" } else { "output" }, c.vocab_len, embed, None)?;
     let embedding = binder.table("token_embd", c.vocab_len, embed)?;
 
+    let streamed = stream(&layers, options)?;
     let used_bytes = binder.used as u64;
     let store = match binder.cached {
         Some(cached) => Store::Cached(cached.sized(layers.len() + 1, used_bytes)),
@@ -57,6 +61,7 @@ pub(super) fn bind(
     };
     Ok(Weights {
         store,
+        streamed,
         embedding,
         tied,
         layers,
@@ -68,9 +73,22 @@ pub(super) fn bind(
     })
 }
 
+/// Slots for the experts of `layers`, if that is how they are kept and there are any.
+fn stream(layers: &[Layer], options: &LoadOptions) -> Result<Option<Streamed>, Error> {
+    let ExpertMemory::Slots { slots, lanes } = options.experts else { return Ok(None) };
+    let all: Vec<_> = layers.iter().filter_map(|layer| layer.experts.as_ref()).collect();
+    let Some(first) = all.first() else { return Ok(None) };
+    let stacks = all.iter().filter_map(|experts| experts.stacks()).collect();
+    let mut next = 0..;
+    let index = layers.iter().map(|layer| layer.experts.as_ref().and_then(|_| next.next())).collect();
+    Streamed::new(stacks, index, (first.count(), first.routing.used), slots, lanes).map(Some)
+}
+
 struct Binder<'a> {
     gguf: &'a Gguf,
     sources: &'a [Arc<dyn ByteSource>],
+    /// Whether experts are in slots.
+    streams: bool,
     /// Where matrices stay in the files.
     cached: Option<Cached>,
     extents: Vec<Extent>,
@@ -266,7 +284,15 @@ impl<'a> Binder<'a> {
     /// matrix.
     fn stack(&mut self, name: &str, count: usize, rows: usize, cols: usize) -> Result<Weight, Error> {
         let found = self.find_matrix(name, &[cols, rows, count])?;
-        let mut weight = self.place(found, count * rows, cols, None);
+        let mut weight = if self.streams {
+            let (tensor, format, row_bytes) = found;
+            let offset_bytes = tensor.offset_bytes;
+            let packing = Packing { format, rows: count * rows, row_bytes, offset_bytes, rope_heads: None };
+            let place = Place::Slots(Arc::clone(&self.sources[tensor.shard]), packing.clone());
+            Weight { format, rows: count * rows, cols, len_bytes: packing.len_bytes(), place, bias: None }
+        } else {
+            self.place(found, count * rows, cols, None)
+        };
         let bias = format!("{name}.bias");
         if self.gguf.tensor(&bias).is_some() {
             weight.bias = Some(self.floats_of(&bias, &[rows as u64, count as u64])?);

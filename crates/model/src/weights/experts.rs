@@ -1,8 +1,9 @@
 //! The experts of a layer. A tensor of the file holds one matrix of each expert, one after the other, and is kept as one tall
 //! matrix: experts have whole panels of rows, so that each is a stretch of panels.
 
-use super::{Weight, Weights};
+use super::{Place, Weight, Weights};
 use crate::moe::Routing;
+use crate::moe::streamed::{Stack, Stacks};
 use kernels::activations::Forms;
 use kernels::matmul::Matrix;
 use kernels::ops::Gate;
@@ -62,6 +63,29 @@ impl Experts {
     pub(crate) fn down<'a>(&'a self, weights: &'a Weights, expert: usize) -> Matrix<'a> {
         let len = self.down.rows / self.count();
         weights.matrix(&self.down).part(expert * len..(expert + 1) * len)
+    }
+
+    /// Where each expert's matrices are, if they come expert by expert.
+    pub(super) fn stacks(&self) -> Option<Stacks> {
+        let stack = |weight: &Weight, first, rows, stride| match &weight.place {
+            Place::Slots(source, packing) => {
+                let (source, packing) = (std::sync::Arc::clone(source), packing.clone());
+                Some(Stack { source, packing, cols: weight.cols, first, rows, stride, bias: weight.bias.clone() })
+            }
+            _ => None,
+        };
+        let len = self.middle_len();
+        let [gate, up] = match &self.up {
+            Some(up) => [stack(&self.gate, 0, len, len)?, stack(up, 0, len, len)?],
+            None => [0, len]
+                .map(|first| stack(&self.gate, first, len, 2 * len))
+                .into_iter()
+                .collect::<Option<Vec<_>>>()?
+                .try_into()
+                .ok()?,
+        };
+        let out = self.down.rows / self.count();
+        Some([gate, up, stack(&self.down, 0, out, out)?])
     }
 
     /// All matrices, in the order of use.

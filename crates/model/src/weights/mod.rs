@@ -9,9 +9,11 @@ mod rows;
 mod shared;
 
 pub(crate) use experts::Experts;
+pub(crate) use pack::Packing;
 pub(crate) use shared::share;
 
 use crate::Error;
+use crate::moe::streamed::Streamed;
 use cached::{Cached, CachedRows};
 use gguf::{TensorInfo, TensorType};
 use kernels::PANEL_ROWS;
@@ -20,6 +22,7 @@ use kernels::isa::Level;
 use kernels::matmul::{Matrix, Panels};
 use kernels::quant::Format;
 use memory::pager::{Pager, Stats};
+use memory::source::ByteSource;
 use rows::RowTable;
 use std::ops::Range;
 use std::sync::Arc;
@@ -42,6 +45,8 @@ enum Place {
     Region(Range<usize>),
     /// In rows, in a file.
     File(CachedRows),
+    /// In slots, expert by expert, out of the rows of a file.
+    Slots(Arc<dyn ByteSource>, Packing),
 }
 
 impl Weight {
@@ -54,13 +59,13 @@ impl Weight {
     fn range(&self) -> Range<usize> {
         match &self.place {
             Place::Region(range) => range.clone(),
-            Place::File(_) => 0..0,
+            Place::File(_) | Place::Slots(..) => 0..0,
         }
     }
 
     fn cached(&self) -> Option<&CachedRows> {
         match &self.place {
-            Place::Region(_) => None,
+            Place::Region(_) | Place::Slots(..) => None,
             Place::File(rows) => Some(rows),
         }
     }
@@ -125,8 +130,8 @@ impl Layer {
 
     /// Where they are in the region: side by side.
     fn range(&self) -> Range<usize> {
-        let end = self.matrices().last().map_or(0, |last| last.range().end);
-        self.q.range().start..end
+        let end = self.matrices().into_iter().map(|weight| weight.range().end).max();
+        self.q.range().start..end.unwrap_or(0)
     }
 }
 
@@ -134,6 +139,8 @@ impl Layer {
 #[derive(Debug)]
 pub(crate) struct Weights {
     store: Store,
+    /// The experts, where they are in slots.
+    pub(crate) streamed: Option<Streamed>,
     embedding: RowTable,
     /// The output matrix is the embedding table.
     tied: bool,
@@ -176,6 +183,7 @@ impl Weights {
             (Place::Region(range), Store::Paged(pager)) => Panels::Packed(pager.region().bytes(range.clone())),
             (Place::File(rows), _) => Panels::Made { by: rows, first: 0 },
             (Place::Region(_), Store::Cached(_)) => unreachable!("weights in the page cache have no region"),
+            (Place::Slots(..), _) => unreachable!("experts in slots are not a matrix"),
         };
         let bias = weight.bias.as_deref();
         let precision = Precision::Single;
@@ -244,7 +252,8 @@ impl Weights {
             Store::Paged(pager) => pager.stats(),
             Store::Cached(cached) => cached.stats(),
         };
-        Stats { read_bytes: stats.read_bytes + self.embedding.read_bytes() + self.bound_bytes, ..stats }
+        let experts = self.streamed.as_ref().map_or(0, |experts| experts.stats().read_bytes);
+        Stats { read_bytes: stats.read_bytes + self.embedding.read_bytes() + self.bound_bytes + experts, ..stats }
     }
 
     /// The region that holds the matrices, if it is one.

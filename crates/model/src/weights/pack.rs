@@ -7,10 +7,10 @@ use std::ops::Range;
 
 /// A matrix in the file and in panels.
 #[derive(Debug, Clone)]
-pub(super) struct Packing {
-    pub(super) format: Format,
+pub(crate) struct Packing {
+    pub(crate) format: Format,
     pub(super) rows: usize,
-    pub(super) row_bytes: usize,
+    pub(crate) row_bytes: usize,
     /// Of the first row, in its file.
     pub(super) offset_bytes: u64,
     /// (head length, rotated values) where the rotated rows of each head are reordered from neighbours to halves.

@@ -86,6 +86,11 @@ impl<P: Policy> Cache<P> {
         self.slots.len()
     }
 
+    /// Slots that hold nothing.
+    pub fn free(&self) -> usize {
+        self.free.len()
+    }
+
     /// What happened so far.
     pub fn counts(&self) -> Counts {
         self.counts
@@ -142,10 +147,16 @@ impl<P: Policy> Cache<P> {
             a.0.0.total_cmp(&b.0.0).then(a.0.1.total_cmp(&b.0.1)).then(a.1.cmp(&b.1))
         };
         let (_, key, slot) = ranked.min_by(by_rank)?;
-        self.empty(slot);
+        self.abandon(slot);
         self.free.retain(|&free| free != slot);
         self.counts.evictions += 1;
         Some((slot, Some(key)))
+    }
+
+    /// One more lease of a slot that has one.
+    pub fn lease(&mut self, slot: usize) {
+        debug_assert!(self.slots[slot].leases > 0, "slot {slot} is not leased");
+        self.slots[slot].leases += 1;
     }
 
     /// Gives a lease back.
@@ -153,22 +164,22 @@ impl<P: Policy> Cache<P> {
     /// # Panics
     /// If `slot` has none.
     pub fn release(&mut self, slot: usize) {
-        let leases = &mut self.slots[slot].leases;
+        let Slot { key, leases } = &mut self.slots[slot];
         *leases = leases.checked_sub(1).expect("a lease to give back");
+        if *leases == 0 && key.is_none() {
+            self.free.push(slot);
+        }
     }
 
-    /// What was to come into `slot` did not come: it holds nothing. All leases of it are gone.
+    /// What was to come into `slot` did not come: nobody finds it there any more, and the slot is free once its leases are
+    /// given back.
     pub fn abandon(&mut self, slot: usize) {
-        self.slots[slot].leases = 0;
-        self.empty(slot);
-    }
-
-    /// Empties a slot without leases.
-    fn empty(&mut self, slot: usize) {
         if let Some(key) = self.slots[slot].key.take() {
             let at = self.at(key);
             self.places[at] = None;
-            self.free.push(slot);
+            if self.slots[slot].leases == 0 {
+                self.free.push(slot);
+            }
         }
     }
 
@@ -177,7 +188,7 @@ impl<P: Policy> Cache<P> {
     pub fn shrink(&mut self, slots: usize) -> usize {
         while self.slots.len() > slots && self.slots.last().is_some_and(|slot| slot.leases == 0) {
             let last = self.slots.len() - 1;
-            self.empty(last);
+            self.abandon(last);
             self.free.retain(|&free| free != last);
             self.slots.pop();
         }

@@ -7,6 +7,7 @@
 
 pub mod budget;
 pub mod cache;
+pub mod demand;
 pub mod policy;
 pub mod trace;
 
