@@ -20,7 +20,7 @@ pub struct RequestId(pub(crate) u64);
 /// What bounds a scheduler.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Limits {
-    /// Rows of prompts in a step at most: what a decode step waits for in the worst case.
+    /// Rows of a step that holds prompts: what a decode step waits for in the worst case.
     pub chunk_rows: usize,
     /// Requests that run at once.
     pub running_max: usize,

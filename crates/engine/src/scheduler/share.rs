@@ -25,10 +25,9 @@ impl Scheduler {
         self.guarded_steps = if guarded { self.guarded_steps + 1 } else { 0 };
         let lowers_turn = !guarded || self.guarded_steps > GUARDED_STEPS;
         let mut shares = self.decoding(guarded, lowers_turn);
-        // Lower rows of a guarded step, those that ride along included, are a chunk together.
-        let lower_rows = shares.iter().filter(|s| guarded && self.class(s.id) < Class::Interactive).count();
-        let prompts = self
-            .prompts(self.limits.chunk_rows - lower_rows, if lowers_turn { Class::Batch } else { Class::Interactive });
+        // With the tokens that are decoded a chunk in all, which is computed at once; but every prompt gets on.
+        let rows = self.limits.chunk_rows.saturating_sub(shares.len()).max(1);
+        let prompts = self.prompts(rows, if lowers_turn { Class::Batch } else { Class::Interactive });
         if guarded && lowers_turn {
             self.guarded_steps = 0;
         }
@@ -47,10 +46,6 @@ impl Scheduler {
         shares
     }
 
-    fn class(&self, id: RequestId) -> Class {
-        self.entries.iter().find(|e| e.id == id).map_or(Class::Batch, |e| e.class)
-    }
-
     /// One row for each that decodes: higher classes first, in a class those that waited longest.
     fn decoding(&self, guarded: bool, lowers_turn: bool) -> Vec<Share> {
         let mut decoding: Vec<&Entry> = self.entries.iter().filter(|e| e.decodes()).collect();
@@ -58,7 +53,7 @@ impl Scheduler {
         let interactive = decoding.iter().filter(|e| e.class == Class::Interactive).count();
         let rows = match (guarded, lowers_turn) {
             (false, _) => decoding.len(),
-            (true, true) => interactive + self.limits.chunk_rows,
+            (true, true) => interactive + self.limits.chunk_rows - 1,
             (true, false) => interactive.max(RIDE_ROWS),
         };
         decoding.iter().take(rows).map(|e| Share { id: e.id, rows: 1, drafts: 0 }).collect()
