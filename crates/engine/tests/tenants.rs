@@ -3,6 +3,7 @@
 mod common;
 
 use std::collections::{BTreeMap, HashMap};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use common::{alone, drawn, engine, finish, greedy, step, submit, tiny, tokens};
 use engine::{Class, Engine, Error, Request, RequestId};
@@ -181,6 +182,10 @@ fn who_gives_way_to_a_higher_class_goes_on_with_the_same_tokens() {
     let model = tiny(Architecture::Llama);
     let mut engine = engine(&model, 32);
     let mut rng = Rng::new(6);
+    // What the interactive one leaves is kept for five minutes, which the other has to wait for: here a step takes ten
+    // seconds.
+    let steps = AtomicU64::new(0);
+    engine.set_clock(Box::new(move || 10_000 * steps.fetch_add(1, Ordering::SeqCst)));
     // Room for one and a half of them.
     let bytes = engine.runner().kv_bytes_per_token() * 240;
     engine.runner().set_kv_limit(Some(bytes));
