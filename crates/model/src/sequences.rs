@@ -8,7 +8,7 @@ use memory::blobs::{BlobDir, Bounds};
 use residency::budget::{Full, Ledger};
 use residency::kv::{Change, Class, Event, Growth, Reason, Scope, SequenceId, Stats};
 use residency::pressure::Step;
-use std::ops::Range;
+use std::ops::{ControlFlow, Range};
 use std::path::PathBuf;
 
 /// A sequence that shares.
@@ -246,6 +246,23 @@ impl Runner {
     /// before the model goes.
     pub fn kv_spill(&mut self) -> Result<Spilled, Error> {
         self.kv.spill()
+    }
+
+    /// As [`Runner::kv_spill`], until all is written; `wait` passes so many milliseconds in between, or breaks it off.
+    pub fn kv_spill_all(&mut self, wait: &mut dyn FnMut(u64) -> ControlFlow<()>) -> Result<Spilled, Error> {
+        let mut all = Spilled::default();
+        loop {
+            let some = self.kv_spill()?;
+            all.files += some.files;
+            all.bytes += some.bytes;
+            all.tokens += some.tokens;
+            all.wait_ms = some.wait_ms;
+            let Some(wait_ms) = some.wait_ms else { return Ok(all) };
+            if wait(wait_ms).is_break() {
+                return Ok(all);
+            }
+            self.kv_clock(self.kv.cache.now_ms().saturating_add(wait_ms));
+        }
     }
 
     /// Where in the process's memory keys and values are, for an observer of that (see [`memory::damon`]).

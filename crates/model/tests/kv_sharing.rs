@@ -9,7 +9,7 @@ use residency::kv::{Change, Class, Growth, IDLE_MS};
 use residency::pressure::Step;
 use sha2::{Digest, Sha256};
 use std::fs;
-use std::ops::Range;
+use std::ops::{ControlFlow, Range};
 use std::path::Path;
 use std::sync::Arc;
 
@@ -236,6 +236,27 @@ fn a_conversation_outlives_the_process_and_its_beginnings_do() {
     let other = [&all[..50], &tokens(40, 9)].concat();
     assert_eq!(restored(&model, &other, dir.path()).0.restored, 48);
     assert_eq!(restored(&model, &tokens(50, 7), dir.path()).0.restored, 0);
+}
+
+#[test]
+fn what_is_written_at_a_bounded_rate_is_all_written_at_last() {
+    let (model, all) = (model(1), tokens(100, 0));
+    let dir = tempfile::tempdir().expect("a directory");
+    let mut runner = runner(&model);
+    let blob = 16 * runner.kv_bytes_per_token() + 1000;
+    runner.kv_dir(&KvDir { bytes_per_second: 2 * blob, ..kv_dir(dir.path()) }).expect("a directory");
+    let opened = join(&mut runner, &all);
+    complete(&mut runner, opened, &all).expect("room");
+    runner.sequence_close(opened.id);
+    let first = runner.kv_spill().expect("a disk");
+    assert!(first.files == 2 && first.wait_ms.is_some(), "{first:?}");
+    let mut waited = 0;
+    let rest = runner.kv_spill_all(&mut |ms| {
+        waited += ms;
+        ControlFlow::Continue(())
+    });
+    assert_eq!(rest.expect("a disk").files, 4);
+    assert!((1000..3000).contains(&waited), "{waited} ms for four blobs, two a second");
 }
 
 #[test]
