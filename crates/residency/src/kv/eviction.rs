@@ -79,9 +79,9 @@ pub(super) fn reach<K: Ord + Clone>(layout: &Layout, tree: &Tree<K>, path: &[Nod
             first
         })
         .collect();
-    let ends = (1..=path.len()).rev().map(|blocks| (blocks, (blocks * BLOCK_TOKENS).min(len)));
+    let mut ends = (1..=path.len()).rev().map(|blocks| (blocks, (blocks * BLOCK_TOKENS).min(len)));
     let usable = |&(blocks, end): &(usize, usize)| rows[blocks - 1] <= layout.first_visible(end);
-    ends.into_iter().find(usable).map_or(0, |(_, end)| end)
+    ends.find(usable).map_or(0, |(_, end)| end)
 }
 
 /// Looks for victims.
