@@ -115,6 +115,8 @@ pub(crate) struct Run {
     #[command(flatten)]
     pub compute: Compute,
     #[command(flatten)]
+    pub kv: KvFiles,
+    #[command(flatten)]
     pub output: Output,
 }
 
@@ -184,6 +186,17 @@ pub(crate) struct Compute {
     pub budget: Budget,
     #[command(flatten)]
     pub weights: Weights,
+}
+
+/// Keys and values in files.
+#[derive(Debug, Clone, Args)]
+pub(crate) struct KvFiles {
+    /// Keep the keys and values of what was computed in DIR, where the next run with the same beginning finds them
+    #[arg(long, value_name = "DIR")]
+    pub kv_dir: Option<PathBuf>,
+    /// The most bytes in there; what was not used for longest goes first
+    #[arg(long, value_name = "SIZE", default_value = "4G", value_parser = bytes, requires = "kv_dir")]
+    pub kv_dir_max: u64,
 }
 
 /// What a model may take.

@@ -4,6 +4,7 @@ mod commands;
 mod failure;
 mod flags;
 mod interrupt;
+mod kv_files;
 mod machine;
 mod metrics;
 mod open;

@@ -84,3 +84,20 @@ fn bench_replays_arrivals() {
     let home = TempDir::new().unwrap();
     run(home.path(), &["bench", "smollm2", "--arrivals", file]).fails(2, &[file, "line 2", "many"]);
 }
+
+#[test]
+fn what_one_run_computed_the_next_finds_in_its_directory() {
+    let dir = TempDir::new().unwrap();
+    let tokens = (1000..1040).map(|t| t.to_string()).collect::<Vec<_>>().join(",");
+    let args = ["run", "-m", "smollm2", "--tokens", &tokens, "-n", "4", "--temp", "0", "-o", "json"];
+    let plain = run(&store(), &args).json();
+    let kept = [&args[..], &["--kv-dir", dir.path().to_str().unwrap()]].concat();
+    let first = run(&store(), &kept);
+    assert!(first.stderr.contains("32 tokens kept"), "{}", first.stderr);
+    let (first, second) = (first.json(), run(&store(), &kept).json());
+    assert_eq!((&first["tokens"], &second["tokens"]), (&plain["tokens"], &plain["tokens"]));
+    let computed = |answer: &Value| answer["timings"]["prompt_n"].as_u64().unwrap();
+    assert_eq!((computed(&first), computed(&second)), (40, 40 - 32));
+    let lost = run(&store(), &[&args[..], &["--kv-dir-max", "1G"]].concat());
+    assert_eq!(lost.code, Some(2), "a bound of nothing");
+}

@@ -20,7 +20,7 @@ use crate::prompt::{chat_tokens, message, raw_tokens, template};
 use crate::relief::{self, Kernel, Watched, watched};
 use crate::terminal::{Progress, print, print_json, say};
 use crate::values::Guess;
-use crate::{metrics, receipts, speculate, warm};
+use crate::{kv_files, metrics, receipts, speculate, warm};
 
 pub(crate) fn execute(args: &Run, settings: &Settings) -> Result<(), Failure> {
     let (model, mut text) = model_and_prompt(args.model.as_deref(), &args.args, |p| Path::new(p).exists())?;
@@ -38,6 +38,20 @@ pub(crate) fn execute(args: &Run, settings: &Settings) -> Result<(), Failure> {
     let logits_rows = if args.speculate == Guess::Off { 1 } else { LIGHT_ROWS };
     let mut opened = open(settings, &model, &args.compute, Need { logits_rows, ..Need::up_to(args.context) })?;
     speculate::set_up(settings, &args.compute, &args.speculate, &mut opened)?;
+    kv_files::open(&args.kv, &mut opened.engine)?;
+    let result = speak(args, settings, &mut opened, text, chats);
+    kv_files::save(&args.kv, &mut opened.engine);
+    result
+}
+
+/// Answers the prompt, or chats.
+fn speak(
+    args: &Run,
+    settings: &Settings,
+    opened: &mut Opened,
+    text: Option<String>,
+    chats: bool,
+) -> Result<(), Failure> {
     let speaker = Speaker::new(args, opened.model(), opened.context)?;
     let sampling = &speaker.sampling;
     let seed = if sampling.temperature > 0.0 { format!(" · seed {}", sampling.seed) } else { String::new() };
@@ -63,15 +77,15 @@ pub(crate) fn execute(args: &Run, settings: &Settings) -> Result<(), Failure> {
         speaker.answer(&mut watched.engine(), prompt.clone(), streams, &mut first)
     });
     let answer = answer?;
-    receipts::keep(settings, &mut opened, &answer.timings);
+    receipts::keep(settings, opened, &answer.timings);
     warm::keep(settings, &opened.path, opened.model());
     if let Some(path) = &args.metrics {
-        metrics::write(path, &mut opened, &answer.timings)?;
+        metrics::write(path, opened, &answer.timings)?;
     }
     if streams {
         print("\n")?;
     } else {
-        print_json(&json_of(&opened, &prompt, &answer, first_read_bytes, &given))?;
+        print_json(&json_of(opened, &prompt, &answer, first_read_bytes, &given))?;
     }
     if answer.drafted > 0 {
         say(&format!("{} of {} guesses were right", answer.accepted, answer.drafted));
