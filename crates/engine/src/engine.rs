@@ -72,7 +72,7 @@ impl Engine {
         })
     }
 
-    /// Requests at once: `running_max` that hold keys and values, and as many that wait for them.
+    /// Requests at once: `running_max` that hold keys and values, and `waiting_max` that wait for them.
     pub fn set_limits(&mut self, running_max: usize, waiting_max: usize) {
         let limits = Limits { running_max, waiting_max, ..self.scheduler.limits() };
         self.scheduler.set_limits(limits);
@@ -83,9 +83,10 @@ impl Engine {
         self.clock = clock;
     }
 
-    /// Where guesses come from for requests that are submitted from now on. The answers do not depend on it.
+    /// Where guesses come from. The answers do not depend on it; requests that run count their guesses anew.
     pub fn set_speculation(&mut self, speculate: Speculate) {
         self.speculate = speculate;
+        self.sessions.values_mut().for_each(|session| session.guesser = self.speculate.guesser());
     }
 
     /// Keeps a grant for as long as the engine exists: the weights', the scratch buffers'.

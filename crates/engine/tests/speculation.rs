@@ -95,6 +95,22 @@ fn guesses_of_many_sessions_at_once_change_none_of_them() {
 }
 
 #[test]
+fn the_source_of_guesses_can_change_while_requests_run() {
+    let model = tiny(Architecture::Llama);
+    let request = greedy(&repetitive(&mut Rng::new(4)), 60);
+    let plain = alone(&model, request.clone());
+    let mut engine = with_draft(&model, &model);
+    let id = submit(&mut engine, request);
+    let draft = || Box::new(Draft::new(Arc::clone(&model), &model, &RunnerOptions::default()).unwrap());
+    for speculate in [Speculate::Lookup, Speculate::Draft(draft()), Speculate::Off, Speculate::Draft(draft())] {
+        (0..3).for_each(|_| common::step(&mut engine));
+        engine.set_speculation(speculate);
+    }
+    let answer = finish(&mut engine).remove(&id).unwrap().unwrap();
+    assert!(answer.accepted > 0 && answer.tokens == plain.tokens);
+}
+
+#[test]
 fn guesses_respect_what_was_asked_for_and_the_context() {
     let model = tiny(Architecture::Llama);
     let prompt = repetitive(&mut Rng::new(3));
