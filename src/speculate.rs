@@ -3,14 +3,14 @@
 use std::sync::Arc;
 
 use engine::{Draft, Error, Speculate};
-use model::{Header, Model, ReadOptions};
+use model::{ExpertMemory, Header, Model, ReadOptions};
 use residency::budget::Line;
 
 use crate::failure::Failure;
 use crate::flags::{Compute, Settings};
 use crate::open::{Opened, label, locate};
 use crate::planning::{load_options, runner_options};
-use crate::terminal::Progress;
+use crate::terminal::{Progress, say};
 use crate::values::Guess;
 
 /// Sets up `opened` to guess as `guess` says.
@@ -20,6 +20,11 @@ pub(crate) fn set_up(
     guess: &Guess,
     opened: &mut Opened,
 ) -> Result<(), Failure> {
+    if *guess != Guess::Off && opened.experts != ExpertMemory::Resident {
+        // Every token that is checked asks for experts of its own, and those are what is waited for.
+        say("--speculate is off while experts come from storage");
+        return Ok(());
+    }
     let speculate = match guess {
         Guess::Off => Speculate::Off,
         Guess::Lookup => Speculate::Lookup,

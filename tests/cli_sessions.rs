@@ -5,6 +5,7 @@ mod common;
 use std::fs;
 
 use common::{run, store};
+use fixtures::tiny_model::{self, Architecture, TinySpec};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
@@ -35,6 +36,25 @@ fn a_draft_model_with_another_vocabulary_is_an_error_with_the_numbers() {
     assert_eq!(ended.code, Some(1));
     let last = ended.stderr.lines().last().unwrap();
     assert!(last.contains("262144") && last.contains("49152"), "{last}");
+}
+
+#[test]
+fn nothing_is_guessed_while_experts_come_from_storage() {
+    let home = TempDir::new().unwrap();
+    let path = home.path().join("tiny-moe.gguf");
+    let spec = TinySpec { experts: 64, layers: 4, ..TinySpec::new(Architecture::Qwen3Moe, gguf::TensorType::Q4_K) };
+    tiny_model::write(&path, &spec).unwrap();
+    let args =
+        ["run", "-m", path.to_str().unwrap(), "--tokens", "50,90,130,50,90,130,50,90", "-n", "24", "--temp", "0"];
+    let with = |cache: &str| {
+        let more = ["--ignore-eos", "--speculate", "lookup", "--cache-mb", cache, "-o", "json"];
+        run(home.path(), &[&args[..], &more].concat())
+    };
+    let (streamed, resident) = (with("0"), with("all"));
+    assert!(streamed.stderr.contains("--speculate is off"), "{streamed:?}");
+    assert!(!resident.stderr.contains("--speculate is off"), "{resident:?}");
+    assert!(streamed.json()["timings"].get("draft_n").is_none());
+    assert_eq!(streamed.json()["tokens"], resident.json()["tokens"]);
 }
 
 #[test]
