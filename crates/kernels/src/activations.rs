@@ -309,11 +309,33 @@ struct Rows<'a> {
 impl Rows<'_> {
     /// Row `t`, and the factors of its columns and of all of it.
     #[inline(always)]
-    fn row<S: Simd>(&self, s: S, t: usize) -> (&[f32], Option<(&[f32], f32)>) {
+    fn row<S: Simd>(&self, s: S, t: usize) -> (&[f32], Factors<'_>) {
         let Source { x, stride, cols, norm } = *self.source;
-        let id = self.ids.map_or(self.first + t, |ids| ids[self.first + t] as usize);
+        // No closures here: they are compiled without the instructions of `S`.
+        let id = match self.ids {
+            Some(ids) => ids[self.first + t] as usize,
+            None => self.first + t,
+        };
         let row = &x[id * stride..][..cols];
-        (row, norm.map(|norm| (&norm.weight[..cols], rms_scale(s, row, norm.epsilon))))
+        match norm {
+            Some(norm) => (row, Factors(Some((&norm.weight[..cols], rms_scale(s, row, norm.epsilon))))),
+            None => (row, Factors(None)),
+        }
+    }
+}
+
+/// What a row is multiplied with on the way in: all columns by one factor, then each by its own.
+#[derive(Clone, Copy)]
+pub(crate) struct Factors<'a>(pub(crate) Option<(&'a [f32], f32)>);
+
+impl<'a> Factors<'a> {
+    /// Those of the columns from `first` on.
+    #[inline(always)]
+    fn at(self, first: usize) -> Factors<'a> {
+        match self.0 {
+            Some((weight, scale)) => Factors(Some((&weight[first..], scale))),
+            None => self,
+        }
     }
 }
 
@@ -330,16 +352,17 @@ impl Op for Quantize<'_> {
         let width = self.rows.width;
         if self.rows.tokens < width {
             self.out.fill(0);
-            self.rest.iter_mut().for_each(|rest| rest.fill(0));
+            if let Some(rest) = &mut self.rest {
+                rest.fill(0);
+            }
         }
         for t in 0..self.rows.tokens {
-            let (row, norm) = self.rows.row(s, t);
-            for (b, x) in row.chunks_exact(32).enumerate() {
-                let norm = norm.map(|(w, scale)| (&w[32 * b..32 * b + 32], scale));
-                let words = BLOCK_WORDS * width * b..BLOCK_WORDS * width * (b + 1);
-                let rest = self.rest.as_mut().map(|rest| &mut rest[words.clone()]);
-                quantize_block(s, x, norm, width, t, &mut self.out[words], rest);
-            }
+            let (row, factors) = self.rows.row(s, t);
+            let rest = match &mut self.rest {
+                Some(rest) => Some(&mut rest[..]),
+                None => None,
+            };
+            quantize_row(s, row, factors, width, t, self.out, rest);
         }
     }
 }
@@ -355,9 +378,12 @@ impl Op for Interleave<'_> {
     fn run<S: Simd>(self, s: S) {
         let width = self.rows.width;
         for t in 0..self.rows.tokens {
-            let (row, norm) = self.rows.row(s, t);
+            let (row, factors) = self.rows.row(s, t);
             for (k, &x) in row.iter().enumerate() {
-                let x = norm.map_or(x, |(weight, scale)| x * scale * weight[k]);
+                let x = match factors.0 {
+                    Some((weight, scale)) => x * scale * weight[k],
+                    None => x,
+                };
                 self.out[k * width + t] = x.to_bits();
             }
         }
@@ -388,77 +414,119 @@ pub(crate) fn rms_scale<S: Simd>(s: S, row: &[f32], epsilon: f32) -> f32 {
     1.0 / (sum / row.len() as f32 + epsilon).sqrt()
 }
 
-/// Quantizes 32 columns into row `row` of a block of a group of `width`; what is left over into that of `rest`.
+/// Columns that are quantized together: enough that scales are divided out a vector at a time.
+const STRIP: usize = 256;
+/// Runs of 16 columns in a strip, each with a scale of its own.
+const STRIP_SCALES: usize = STRIP / 16;
+/// The least step: keeps 1 / scale finite where all columns are zero.
+const LARGEST_MIN: f32 = 1e-30;
+
+/// Quantizes a row, times `factors`, into row `row` of the blocks `out` of a group of `width`; what is left over into `rest`.
 #[inline(always)]
-pub(crate) fn quantize_block<S: Simd>(
+pub(crate) fn quantize_row<S: Simd>(
     s: S,
     x: &[f32],
-    norm: Option<(&[f32], f32)>,
+    factors: Factors<'_>,
     width: usize,
     row: usize,
     out: &mut [u32],
-    rest: Option<&mut [u32]>,
+    mut rest: Option<&mut [u32]>,
 ) {
-    let zero = s.f_splat(0.0);
-    // As many vectors as 16 columns take; the rest of the arrays is not used.
-    let mut values = [[zero; 16 / LANES_MIN]; 2];
-    let mut scales = [(0.0, 0.0); 2];
-    for half in 0..2 {
-        let mut largest = zero;
-        for h in 0..16 / S::LANES {
-            let at = 16 * half + h * S::LANES;
-            let mut v = s.f_load(&x[at..]);
-            if let Some((weight, scale)) = norm {
-                v = s.f_mul(s.f_mul(v, s.f_splat(scale)), s.f_load(&weight[at..]));
-            }
-            values[half][h] = v;
-            largest = s.f_max(s.f_abs(v), largest);
+    for (i, x) in x.chunks(STRIP).enumerate() {
+        let mut strip = Strip::new(s, x, factors.at(STRIP * i));
+        let words = BLOCK_WORDS * width * (STRIP / 32 * i)..;
+        strip.round(s, x.len(), width, row, &mut out[words.clone()]);
+        if let Some(rest) = &mut rest {
+            strip.refine(s);
+            strip.round(s, x.len(), width, row, &mut rest[words]);
         }
-        let largest = s.f_reduce_max(largest);
-        scales[half] = (largest / 127.0, if largest > 0.0 { 127.0 / largest } else { 0.0 });
-    }
-    round_block(s, &mut values, scales, width, row, out);
-    if let Some(rest) = rest {
-        // The rest is at most half a step: 127 of its own.
-        for (scale, inverse) in &mut scales {
-            (*scale, *inverse) = (*scale / 254.0, *inverse * 254.0);
-        }
-        round_block(s, &mut values, scales, width, row, rest);
     }
 }
 
-/// Lanes of the narrowest vectors.
-const LANES_MIN: usize = 4;
+/// Columns of one token on their way into 8 bits.
+struct Strip {
+    /// What is still to be put into steps.
+    values: [f32; STRIP],
+    scales: [f32; STRIP_SCALES],
+    /// 1 / scale.
+    inverses: [f32; STRIP_SCALES],
+}
 
-/// Writes `values` in steps of their (scale, 1 / scale), and keeps what is left over of them.
-#[inline(always)]
-fn round_block<S: Simd>(
-    s: S,
-    values: &mut [[S::F; 16 / LANES_MIN]; 2],
-    scales: [(f32, f32); 2],
-    width: usize,
-    row: usize,
-    out: &mut [u32],
-) {
-    let mut bytes = [0i8; 32];
-    let mut sums = [0.0; 2];
-    for half in 0..2 {
-        let (scale, inverse) = scales[half];
-        let mut sum = s.f_splat(0.0);
-        for h in 0..16 / S::LANES {
-            let q = s.f_round(s.f_mul(values[half][h], s.f_splat(inverse)));
-            s.f_store_i8(q, &mut bytes[16 * half + h * S::LANES..]);
-            values[half][h] = s.f_fma(q, s.f_splat(-scale), values[half][h]);
-            sum = s.f_add(sum, q);
+impl Strip {
+    /// Takes up to [`STRIP`] columns: steps are a 127th of the largest of each 16.
+    #[inline(always)]
+    fn new<S: Simd>(s: S, x: &[f32], factors: Factors<'_>) -> Strip {
+        let mut strip = Strip { values: [0.0; STRIP], scales: [0.0; STRIP_SCALES], inverses: [0.0; STRIP_SCALES] };
+        let mut largest = [0.0; STRIP_SCALES];
+        for (i, (x, values)) in x.chunks_exact(16).zip(strip.values.chunks_exact_mut(16)).enumerate() {
+            let mut most = s.f_splat(0.0);
+            for at in (0..16).step_by(S::LANES) {
+                let mut v = s.f_load(&x[at..]);
+                if let Some((weight, scale)) = factors.0 {
+                    v = s.f_mul(s.f_mul(v, s.f_splat(scale)), s.f_load(&weight[16 * i + at..]));
+                }
+                s.f_store(v, &mut values[at..]);
+                most = s.f_max(s.f_abs(v), most);
+            }
+            largest[i] = s.f_reduce_max(most);
         }
-        // Whole numbers: exact in any order.
-        sums[half] = s.f_reduce_add(sum);
-        out[[SCALE_LOW, SCALE_HIGH][half] * width + row] = scale.to_bits();
-        out[NEG_SUM[half] * width + row] = -(sums[half] as i32) as u32;
+        let steps = s.f_splat(127.0);
+        for at in (0..STRIP_SCALES).step_by(S::LANES) {
+            let largest = s.f_max(s.f_load(&largest[at..]), s.f_splat(LARGEST_MIN));
+            s.f_store(s.f_div(largest, steps), &mut strip.scales[at..]);
+            s.f_store(s.f_div(steps, largest), &mut strip.inverses[at..]);
+        }
+        strip
     }
-    let (words, _) = bytes.as_chunks::<4>();
-    for (i, word) in words.iter().enumerate() {
-        out[i * width + row] = u32::from_le_bytes(word.map(|b| b as u8));
+
+    /// Takes finer steps for the rest: it is at most half a step, 127 of the new ones.
+    #[inline(always)]
+    fn refine<S: Simd>(&mut self, s: S) {
+        let finer = s.f_splat(254.0);
+        for at in (0..STRIP_SCALES).step_by(S::LANES) {
+            s.f_store(s.f_div(s.f_load(&self.scales[at..]), finer), &mut self.scales[at..]);
+            s.f_store(s.f_mul(s.f_load(&self.inverses[at..]), finer), &mut self.inverses[at..]);
+        }
     }
-    out[SUM * width + row] = (scales[0].0 * sums[0] + scales[1].0 * sums[1]).to_bits();
+
+    /// Writes `len` columns in whole steps to row `row` of the blocks `out` of a group of `width`, and keeps what is left
+    /// over.
+    #[inline(always)]
+    fn round<S: Simd>(&mut self, s: S, len: usize, width: usize, row: usize, out: &mut [u32]) {
+        let mut sums = [0.0; STRIP_SCALES];
+        let mut bytes = [0i8; STRIP];
+        for i in 0..len / 16 {
+            let (scale, inverse) = (s.f_splat(-self.scales[i]), s.f_splat(self.inverses[i]));
+            let mut sum = s.f_splat(0.0);
+            for at in (16 * i..16 * i + 16).step_by(S::LANES) {
+                let v = s.f_load(&self.values[at..]);
+                let q = s.f_round(s.f_mul(v, inverse));
+                s.f_store_i8(q, &mut bytes[at..]);
+                s.f_store(s.f_fma(q, scale, v), &mut self.values[at..]);
+                sum = s.f_add(sum, q);
+            }
+            // Whole numbers: exact in any order.
+            sums[i] = s.f_reduce_add(sum);
+        }
+        let mut neg_sums = [0u8; 4 * STRIP_SCALES];
+        for at in (0..STRIP_SCALES).step_by(S::LANES) {
+            let neg = s.f_sub(s.f_splat(0.0), s.f_load(&sums[at..]));
+            s.v_store(s.f_to_v(neg), &mut neg_sums[4 * at..]);
+        }
+        let (words, _) = bytes.as_chunks::<4>();
+        let (neg_sums, _) = neg_sums.as_chunks::<4>();
+        for b in 0..len / 32 {
+            let out = &mut out[BLOCK_WORDS * width * b..][..BLOCK_WORDS * width];
+            for i in 0..8 {
+                let word = words[8 * b + i];
+                out[i * width + row] = u32::from_le_bytes([word[0] as u8, word[1] as u8, word[2] as u8, word[3] as u8]);
+            }
+            let [low, high] = [self.scales[2 * b], self.scales[2 * b + 1]];
+            out[SCALE_LOW * width + row] = low.to_bits();
+            out[SCALE_HIGH * width + row] = high.to_bits();
+            out[SUM * width + row] = (low * sums[2 * b] + high * sums[2 * b + 1]).to_bits();
+            out[NEG_SUM[0] * width + row] = u32::from_le_bytes(neg_sums[2 * b]);
+            out[NEG_SUM[1] * width + row] = u32::from_le_bytes(neg_sums[2 * b + 1]);
+        }
+    }
 }

@@ -2,7 +2,7 @@
 
 use super::products::{scores_f16, scores_quantized, weigh};
 use super::{HEAD_LEN_MAX, KV_BLOCK, KvBlocks, KvType, SPLIT, Shape, kv};
-use crate::activations::{BLOCK_WORDS, quantize_block};
+use crate::activations::{BLOCK_WORDS, Factors, quantize_row};
 use crate::math::{exp, sum16, tanh};
 use crate::ops::hadamard;
 use crate::quant::{Q4_0, Q8_0};
@@ -174,12 +174,10 @@ fn prepare<S: Simd>(s: S, query: &Query<'_>, rows: Rows, work: &mut Work) {
     for first in (0..rows.len).step_by(pack_len::<S>()) {
         let len = pack_len::<S>().min(rows.len - first);
         let width = width(len);
+        let words = first * QUERY_WORDS;
         for (r, q) in work.q[first..first + len].iter().enumerate() {
-            let blocks = work.q_quantized[first * QUERY_WORDS..].chunks_exact_mut(BLOCK_WORDS * width);
-            let rests = work.q_rest[first * QUERY_WORDS..].chunks_exact_mut(BLOCK_WORDS * width);
-            for ((block, rest), q) in blocks.zip(rests).zip(q[..n].chunks_exact(32)) {
-                quantize_block(s, q, None, width, r, block, Some(rest));
-            }
+            let (whole, rest) = (&mut work.q_quantized[words..], &mut work.q_rest[words..]);
+            quantize_row(s, &q[..n], Factors(None), width, r, whole, Some(rest));
         }
     }
 }
