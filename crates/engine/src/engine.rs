@@ -144,7 +144,8 @@ impl Engine {
         let class = request.class;
         let session = match Session::new(&self.model, request, self.speculate.guesser()) {
             Ok(session) => session,
-            Err((error, guesser)) => {
+            Err(refused) => {
+                let (error, guesser) = *refused;
                 self.speculate.close(guesser);
                 return Err(error);
             }

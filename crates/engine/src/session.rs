@@ -42,10 +42,10 @@ pub(crate) struct Session {
 
 impl Session {
     /// An error if the prompt cannot be answered in the request's context.
-    pub(crate) fn new(model: &Model, mut request: Request, guesser: Guesser) -> Result<Session, (Error, Guesser)> {
+    pub(crate) fn new(model: &Model, mut request: Request, guesser: Guesser) -> Result<Session, Box<(Error, Guesser)>> {
         let history = match admissible(model, &mut request) {
             Ok(history) => history,
-            Err(error) => return Err((error, guesser)),
+            Err(error) => return Err(Box::new((error, guesser))),
         };
         let dropped = request.prompt.len() - history.len();
         let mut sampler = Sampler::new(request.sampling.clone());

@@ -358,11 +358,7 @@ impl Op for Quantize<'_> {
         }
         for t in 0..self.rows.tokens {
             let (row, factors) = self.rows.row(s, t);
-            let rest = match &mut self.rest {
-                Some(rest) => Some(&mut rest[..]),
-                None => None,
-            };
-            quantize_row(s, row, factors, width, t, self.out, rest);
+            quantize_row(s, row, factors, width, t, self.out, self.rest.as_deref_mut());
         }
     }
 }
