@@ -1,12 +1,13 @@
 //! The sequences of a runner: how they open, share, grow and end, and what memory they take.
 
+use crate::forward::shape;
 use crate::kv::KvKey;
 use crate::kv::spill::{Restored, Spill, Spilled};
 use crate::{Error, Row, Runner};
 use kernels::attention::KV_BLOCK;
 use memory::blobs::{BlobDir, Bounds};
 use residency::budget::{Full, Ledger};
-use residency::kv::{Change, Class, Event, Growth, Reason, Scope, SequenceId, Stats};
+use residency::kv::{Change, Class, Event, Growth, Reason, Scope, SequenceId, Stats, Tables};
 use residency::pressure::Step;
 use std::ops::{ControlFlow, Range};
 use std::path::PathBuf;
@@ -124,10 +125,16 @@ impl Runner {
         let computed = self.forward(&rows).map(drop);
         let same = computed.map(|()| {
             let (got, want) = (self.kv.cache.tables(check), self.kv.cache.tables(id));
-            (0..self.kv.groups.layout.groups()).all(|group| {
-                let blocks = [got.block(group, blocks - 1), want.block(group, blocks - 1)];
-                let [Some(got), Some(want)] = blocks.map(|b| b.map(|b| self.kv.store.block(b))) else { return false };
-                got == want
+            let config = &self.model().config;
+            (0..config.layers).all(|layer| {
+                let (group, place) = self.kv.groups.place(layer);
+                // Layers that are smaller than others leave bytes unused.
+                let len = shape(config, layer, self.kv_types()).block_bytes();
+                let start = place * self.kv.layer_bytes();
+                let part = |tables: &Tables<'_>| {
+                    tables.block(group, blocks - 1).map(|block| &self.kv.store.block(block)[start..start + len])
+                };
+                part(&got).is_some() && part(&got) == part(&want)
             })
         });
         self.kv.cache.close(check);

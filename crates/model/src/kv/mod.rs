@@ -68,6 +68,11 @@ impl KvCache {
         (blocks as u64).saturating_mul(self.store.block_bytes() as u64)
     }
 
+    /// Bytes of a layer in a block.
+    pub(crate) fn layer_bytes(&self) -> usize {
+        self.store.block_bytes() / self.groups.layers
+    }
+
     /// Bytes of all blocks.
     pub(crate) fn bytes(&self) -> u64 {
         self.bytes_of(self.cache.blocks())
