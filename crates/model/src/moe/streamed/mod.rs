@@ -87,6 +87,16 @@ struct State {
     dropped: u64,
 }
 
+/// A slot that was leased for one of several keys.
+#[derive(Debug, Clone, Copy)]
+struct Place {
+    /// The key's number.
+    number: usize,
+    slot: usize,
+    /// Whether its read was begun for this.
+    own: bool,
+}
+
 #[derive(Debug, Clone)]
 struct Fetch {
     key: Key,
@@ -134,15 +144,15 @@ impl Streamed {
         Ok(Streamed { shared, lanes })
     }
 
-    /// Leases the slots of as many of `keys` as there are, in order, and has those that are missing read. The slots, with
-    /// the number of each key's place; what found no slot stays in `keys`.
-    fn acquire(&self, state: &mut State, keys: &mut Vec<(usize, Key)>, ahead: bool) -> Vec<(usize, usize)> {
+    /// Leases the slots of as many of `keys` as there are, in order, and has those that are missing read; what found no slot
+    /// stays in `keys`.
+    fn acquire(&self, state: &mut State, keys: &mut Vec<(usize, Key)>, ahead: bool) -> Vec<Place> {
         let mut acquired = Vec::new();
         let mut slices = Vec::new();
         keys.retain(|&(place, key)| {
-            let slot = match state.cache.acquire(key) {
+            let (slot, own) = match state.cache.acquire(key) {
                 Acquired::Full => return true,
-                Acquired::Hit(slot) => slot,
+                Acquired::Hit(slot) => (slot, false),
                 Acquired::Miss { slot, .. } => {
                     // The read's own.
                     state.cache.lease(slot);
@@ -150,10 +160,10 @@ impl Streamed {
                     // What an earlier expert left there is not to be taken for this one's.
                     assert!(self.shared.slots.clear(slot), "a slot without leases");
                     slices.extend(self.shared.slices(slot, key));
-                    slot
+                    (slot, true)
                 }
             };
-            acquired.push((place, slot));
+            acquired.push(Place { number: place, slot, own });
             false
         });
         state.asked_bytes += slices.iter().map(|s| s.range.end - s.range.start).sum::<u64>();
@@ -183,7 +193,7 @@ impl Streamed {
         keys.dedup_by_key(|&mut (_, key)| key);
         let slots = self.acquire(&mut state, &mut keys, true);
         // The reads keep their own leases.
-        slots.iter().for_each(|&(_, slot)| state.cache.release(slot));
+        slots.iter().for_each(|place| state.cache.release(place.slot));
         slots.len()
     }
 
@@ -248,13 +258,13 @@ impl Receive for Shared {
         let mut state = self.lock();
         let fetch = &mut state.fetches[slot];
         fetch.pending -= 1;
+        let pending = fetch.pending;
         if let Err(error) = result {
             fetch.error.get_or_insert(error);
+            // Nobody is to come upon it from now on.
+            state.cache.abandon(slot);
         }
-        if fetch.pending == 0 {
-            if fetch.error.is_some() {
-                state.cache.abandon(slot);
-            }
+        if pending == 0 {
             state.cache.release(slot);
         }
         drop(state);

@@ -1,6 +1,6 @@
 //! One layer's use of its experts, as they come.
 
-use super::{Key, PARTS, Stacks, State, Streamed};
+use super::{Key, PARTS, Place, Stacks, State, Streamed};
 use crate::Error;
 use crate::moe::Wanted;
 use crate::moe::source::{Ready, Visit};
@@ -30,6 +30,8 @@ pub(super) struct Streaming<'a> {
 struct Held {
     wanted: usize,
     slot: usize,
+    /// Whether its read was begun for this visit.
+    own: bool,
     gate_up: bool,
     down: bool,
 }
@@ -50,7 +52,7 @@ impl<'a> Streaming<'a> {
         let (mut there, mut waiting): (Vec<_>, Vec<_>) = keys.partition(|(_, key)| state.cache.find(*key).is_some());
         let mut held = source.acquire(&mut state, &mut there, false);
         // What is on its way already, as read ahead, is waited for from here on; what was read ahead in vain may go.
-        let late: Vec<usize> = held.iter().map(|&(_, slot)| slot).filter(|&s| state.fetches[s].pending > 0).collect();
+        let late: Vec<usize> = held.iter().map(|p| p.slot).filter(|&s| state.fetches[s].pending > 0).collect();
         if !late.is_empty() {
             source.lanes.hurry(|ticket| late.contains(&(ticket as usize / PARTS)));
         }
@@ -68,6 +70,19 @@ impl<'a> Streaming<'a> {
         let (done, held) = std::mem::take(&mut self.held).into_iter().partition(|h: &Held| h.down);
         self.held = held;
         self.source.shared.release(done.into_iter().map(|h| h.slot));
+    }
+
+    /// Lets go of reads that others had begun and that failed: what they needed and did not get is no error of this visit,
+    /// which tries by itself. Tells whether there were any.
+    fn let_go(&mut self, state: &mut State) -> bool {
+        let failed = |held: &Held| !held.own && state.fetches[held.slot].error.is_some();
+        let (failed, held): (Vec<Held>, Vec<Held>) = std::mem::take(&mut self.held).into_iter().partition(failed);
+        self.held = held;
+        for held in &failed {
+            state.cache.release(held.slot);
+            self.waiting.push((held.wanted, Key { layer: self.layer, expert: self.wanted[held.wanted].expert as u32 }));
+        }
+        !failed.is_empty()
     }
 
     /// Takes the parts that have come. An error if one did not.
@@ -117,8 +132,8 @@ impl<'a> Streaming<'a> {
 }
 
 impl Held {
-    fn new((wanted, slot): (usize, usize)) -> Held {
-        Held { wanted, slot, gate_up: false, down: false }
+    fn new(place: Place) -> Held {
+        Held { wanted: place.number, slot: place.slot, own: place.own, gate_up: false, down: false }
     }
 }
 
@@ -133,6 +148,9 @@ impl Visit for Streaming<'_> {
             self.held.extend(acquired.into_iter().map(Held::new));
             if self.waiting.is_empty() {
                 self.source.read_ahead(&mut state, self.layer, self.wanted.len());
+            }
+            if self.let_go(&mut state) {
+                continue;
             }
             self.collect(&state)?;
             if !self.leases.is_empty() || self.held.is_empty() && self.waiting.is_empty() {
@@ -189,7 +207,7 @@ impl Streamed {
         let keys = (0..shared.experts as u32).map(|expert| Key { layer: next, expert });
         let missing = keys.filter(|key| state.cache.find(*key).is_none()).enumerate();
         let mut missing: Vec<(usize, Key)> = missing.take(state.cache.slots() / 2).collect();
-        let slots = self.acquire(state, &mut missing, true).into_iter().map(|(_, slot)| slot).collect();
+        let slots = self.acquire(state, &mut missing, true).into_iter().map(|place| place.slot).collect();
         state.ahead = Some((next, slots));
     }
 }
