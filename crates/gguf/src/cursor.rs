@@ -6,6 +6,7 @@
 use std::io::{BufRead, BufReader, ErrorKind, Read};
 
 use crate::error::{Error, clip};
+use crate::texts::Texts;
 
 /// Bytes read at once, and the most that is allocated before any of them has arrived.
 const CHUNK_BYTES: usize = 4096;
@@ -121,13 +122,6 @@ impl<'r> Cursor<'r> {
     /// A counted UTF-8 text.
     pub(crate) fn string(&mut self, what: &str) -> Result<String, Error> {
         let count = self.count(what, 1)?;
-        // Nearly all of a vocabulary's texts are in the buffer already; others, and bad ones, take the long way.
-        if let Some(Ok(text)) = self.reader.buffer().get(..count).map(std::str::from_utf8) {
-            let text = text.to_owned();
-            self.reader.consume(count);
-            self.at_bytes += count as u64;
-            return Ok(text);
-        }
         let mut out = Vec::new();
         while out.len() < count {
             let start = out.len();
@@ -142,6 +136,38 @@ impl<'r> Cursor<'r> {
             len_bytes: count as u64,
             valid_bytes: e.utf8_error().valid_up_to() as u64,
         })
+    }
+
+    /// `count` texts, each behind its length; the caller has checked `count`.
+    pub(crate) fn texts(&mut self, count: usize, what: &str) -> Result<Texts, Error> {
+        let mut texts = Texts::default();
+        while texts.len() < count {
+            self.take_buffered(count, &mut texts);
+            if texts.len() < count {
+                // Past the end of the buffer, or bad: the long way reads on and says what is wrong.
+                texts.push(&self.string(what)?);
+            }
+        }
+        Ok(texts)
+    }
+
+    /// Appends texts that are whole in the buffer, up to `count` in all. Nearly all of a vocabulary's are.
+    fn take_buffered(&mut self, count: usize, texts: &mut Texts) {
+        let buffer = self.reader.buffer();
+        let mut rest = &buffer[..buffer.len().min(usize::try_from(self.remaining_bytes()).unwrap_or(usize::MAX))];
+        let before = rest.len();
+        while texts.len() < count
+            && let Some((len, behind)) = rest.split_first_chunk()
+            && let Some((text, behind)) =
+                usize::try_from(u64::from_le_bytes(*len)).ok().and_then(|n| behind.split_at_checked(n))
+            && let Ok(text) = std::str::from_utf8(text)
+        {
+            texts.push(text);
+            rest = behind;
+        }
+        let taken = before - rest.len();
+        self.reader.consume(taken);
+        self.at_bytes += taken as u64;
     }
 
     /// A list of `count` items read by `item`; the caller has checked `count`.
@@ -191,6 +217,42 @@ mod tests {
         let mut reader = &bytes[..];
         let error = Cursor::new(&mut reader, u64::MAX).numbers("list", |[b]: [u8; 1]| b).unwrap_err();
         assert!(matches!(error, Error::Truncated { remaining_bytes: 904, .. }), "{error:?}");
+    }
+
+    #[test]
+    fn texts_are_the_same_however_the_reader_cuts_them_and_a_bad_one_is_found_at_its_place() {
+        struct Slow<'b>(&'b [u8], usize);
+        impl Read for Slow<'_> {
+            fn read(&mut self, out: &mut [u8]) -> std::io::Result<usize> {
+                let n = out.len().min(self.1).min(self.0.len());
+                out[..n].copy_from_slice(&self.0[..n]);
+                self.0 = &self.0[n..];
+                Ok(n)
+            }
+        }
+        let list = ["", "a", "zażółć", "🦀🦀", "", "the end"];
+        let mut bytes: Vec<u8> = Vec::new();
+        for text in list {
+            bytes.extend((text.len() as u64).to_le_bytes());
+            bytes.extend(text.as_bytes());
+        }
+        let read = |bytes: &[u8], step| {
+            let mut reader = Slow(bytes, step);
+            let cursor = &mut Cursor::new(&mut reader, bytes.len() as u64);
+            cursor.texts(list.len(), "texts")
+        };
+        let wanted: Texts = list.iter().collect();
+        let mut bad = bytes.clone();
+        let end = bad.len();
+        bad[end - 1] = 0xff;
+        for step in [1, 3, 10, 1000] {
+            assert_eq!(read(&bytes, step), Ok(wanted.clone()), "{step}");
+            let error = read(&bad, step).unwrap_err();
+            assert!(
+                matches!(error, Error::Utf8 { at_bytes, valid_bytes: 6, .. } if at_bytes == end as u64),
+                "{error:?}"
+            );
+        }
     }
 
     #[test]

@@ -9,10 +9,12 @@ mod metadata;
 pub mod split;
 mod table;
 mod tensor_type;
+mod texts;
 
 pub use error::{Error, NAME_CHARS_MAX};
 pub use metadata::{ARRAY_DEPTH_MAX, Array, Metadata, Value};
 pub use tensor_type::TensorType;
+pub use texts::Texts;
 
 use std::io::Read;
 

@@ -2,6 +2,7 @@
 
 use crate::cursor::Cursor;
 use crate::error::{Error, clip};
+use crate::texts::Texts;
 
 /// Levels of nested arrays that are read; files in the wild have one.
 pub const ARRAY_DEPTH_MAX: usize = 8;
@@ -67,7 +68,7 @@ pub enum Array {
     /// Boolean.
     Bool(Vec<bool>),
     /// UTF-8 texts.
-    String(Vec<String>),
+    String(Texts),
     /// Nested arrays.
     Array(Vec<Array>),
 }
@@ -138,7 +139,7 @@ impl Array {
             }
             8 => {
                 let count = cursor.count(key, STRING_BYTES_MIN)?;
-                Self::String(cursor.list(count, |c| c.string(key))?)
+                Self::String(cursor.texts(count, key)?)
             }
             9 => {
                 let count = cursor.count(key, ARRAY_BYTES_MIN)?;
@@ -272,7 +273,7 @@ impl Metadata {
     }
 
     /// `key` as a list of texts.
-    pub fn strings(&self, key: &str) -> Option<&[String]> {
+    pub fn strings(&self, key: &str) -> Option<&Texts> {
         match self.get(key)? {
             Value::Array(Array::String(v)) => Some(v),
             _ => None,

@@ -93,7 +93,10 @@ fn complete_file() -> Vec<u8> {
     writer.set("types", vec![1i32; 60]);
     writer.set("bools", Value::Array(Array::Bool(vec![true, false, true])));
     writer.set("words", Value::Array(Array::U64(vec![7; 10])));
-    writer.set("nested", Value::Array(Array::Array(vec![Array::U8(vec![1, 2, 3]), Array::String(vec!["x".into()])])));
+    writer.set(
+        "nested",
+        Value::Array(Array::Array(vec![Array::U8(vec![1, 2, 3]), Array::String(["x"].iter().collect())])),
+    );
     for (i, ty) in [TensorType::F32, TensorType::Q4_K, TensorType::Q8_0, TensorType::BF16].into_iter().enumerate() {
         let len = 2 * ty.row_bytes(256).unwrap() as usize;
         writer.tensor(&format!("blk.{i}.weight"), &[256, 2], ty, vec![i as u8; len]);

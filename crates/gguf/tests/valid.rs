@@ -8,7 +8,8 @@ fn read(bytes: &[u8]) -> Result<Gguf, Error> {
 }
 
 fn every_value() -> Vec<(&'static str, Value)> {
-    let nested = Array::Array(vec![Array::U8(vec![1, 2]), Array::Array(vec![Array::String(vec!["deep".into()])])]);
+    let nested =
+        Array::Array(vec![Array::U8(vec![1, 2]), Array::Array(vec![Array::String(["deep"].iter().collect())])]);
     vec![
         ("u8", Value::U8(200)),
         ("i8", Value::I8(-100)),
@@ -34,7 +35,7 @@ fn every_value() -> Vec<(&'static str, Value)> {
         ("f32s", Value::Array(Array::F32(vec![0.5, -0.5]))),
         ("f64s", Value::Array(Array::F64(vec![1e300]))),
         ("bools", Value::Array(Array::Bool(vec![true, false]))),
-        ("strings", Value::Array(Array::String(vec!["a".into(), String::new(), "x".repeat(10_000)]))),
+        ("strings", Value::Array(Array::String(["a", "", &"x".repeat(10_000)].iter().collect()))),
         ("none", Value::Array(Array::F32(vec![]))),
         ("nested", Value::Array(nested)),
     ]
@@ -71,7 +72,7 @@ fn numbers_are_found_whatever_their_width() {
     assert_eq!(metadata.f32("f64"), Some(-2.25));
     assert_eq!(metadata.bool("bool"), Some(true));
     assert_eq!(metadata.str("string"), Some("zażółć 🦀"));
-    assert_eq!(metadata.strings("strings").map(<[_]>::len), Some(3));
+    assert_eq!(metadata.strings("strings").map(gguf::Texts::len), Some(3));
     assert_eq!(metadata.i32s("i8s"), Some(vec![-1, 127]));
     assert_eq!(metadata.f32s("f32s"), Some(&[0.5, -0.5][..]));
 }

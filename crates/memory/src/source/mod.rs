@@ -106,8 +106,10 @@ pub struct Reader {
     place: Range<usize>,
 }
 
-/// Bytes of a piece: headers have some MiB, and what is read too much is read twice.
-const PIECE_BYTES: u64 = 1 << 20;
+/// Bytes of the first piece, which doubles from piece to piece: headers have some MiB, large reads are faster, and what is
+/// read too much is read twice.
+const PIECE_BYTES_MIN: u64 = 1 << 20;
+const PIECE_BYTES_MAX: u64 = 4 << 20;
 
 impl Reader {
     /// A reader from the start.
@@ -120,7 +122,8 @@ impl io::Read for Reader {
     fn read(&mut self, out: &mut [u8]) -> io::Result<usize> {
         if self.place.is_empty() {
             let start = self.piece.end;
-            let end = (start + PIECE_BYTES).min(self.source.len_bytes());
+            let len = (2 * (self.piece.end - self.piece.start)).clamp(PIECE_BYTES_MIN, PIECE_BYTES_MAX);
+            let end = (start + len).min(self.source.len_bytes());
             if start == end {
                 return Ok(0);
             }

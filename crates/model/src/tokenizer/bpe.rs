@@ -1,6 +1,8 @@
 //! Byte-pair encoding: the pair of neighbours that comes first in the merge list is merged first.
 
-use hashbrown::HashMap;
+use gguf::Texts;
+use hashbrown::{DefaultHashBuilder, HashTable};
+use std::hash::BuildHasher;
 
 use super::Error;
 use super::merge::{Merger, UNKNOWN};
@@ -16,8 +18,47 @@ enum Symbols {
     Characters,
 }
 
-/// Pair of ids → (position in the merge list, id of the result).
-type Merges = HashMap<(u32, u32), (u32, u32)>;
+/// The merge list, and the way from a pair to its first place in it. The table holds places alone: it is filled at random
+/// places, and the larger it is, the longer that waits for memory.
+#[derive(Debug)]
+struct Merges {
+    list: Vec<Merge>,
+    /// Places by the hash of their pair, which has a random seed.
+    ranks: HashTable<u32>,
+    hasher: DefaultHashBuilder,
+}
+
+/// Two ids and the id of the result.
+#[derive(Debug)]
+struct Merge {
+    pair: (u32, u32),
+    merged: u32,
+}
+
+impl Merges {
+    fn with_capacity(len: usize) -> Merges {
+        Merges {
+            list: Vec::with_capacity(len),
+            ranks: HashTable::with_capacity(len),
+            hasher: DefaultHashBuilder::default(),
+        }
+    }
+
+    /// Appends a merge. Of several with one pair the first is the one that is found.
+    fn push(&mut self, pair: (u32, u32), merged: u32) {
+        let Merges { list, ranks, hasher } = self;
+        let rank = list.len() as u32;
+        list.push(Merge { pair, merged });
+        let hash = |rank: &u32| hasher.hash_one(list[*rank as usize].pair);
+        ranks.entry(hash(&rank), |other| list[*other as usize].pair == pair, hash).or_insert(rank);
+    }
+
+    /// Place in the list and result of a pair.
+    fn get(&self, pair: (u32, u32)) -> Option<(u32, u32)> {
+        let rank = self.ranks.find(self.hasher.hash_one(pair), |rank| self.list[*rank as usize].pair == pair)?;
+        Some((*rank, self.list[*rank as usize].merged))
+    }
+}
 
 /// Merge list and word splitter.
 #[derive(Debug)]
@@ -33,7 +74,7 @@ pub(super) struct Bpe {
 
 impl Bpe {
     /// `merges` are lines of two texts with a space between.
-    pub(super) fn new(vocab: &Vocab, family: &'static Family, merges: &[String]) -> Result<Self, Error> {
+    pub(super) fn new(vocab: &Vocab, family: &'static Family, merges: &Texts) -> Result<Self, Error> {
         let symbols = if family.spaces_escaped {
             Symbols::Characters
         } else {
@@ -95,7 +136,7 @@ impl Bpe {
                 }
             }
         }
-        merger.run(|left, right| self.merges.get(&(left.id, right.id)).copied());
+        merger.run(|left, right| self.merges.get((left.id, right.id)));
         for symbol in merger.symbols() {
             if symbol.id != UNKNOWN {
                 out.push(symbol.id);
@@ -109,31 +150,47 @@ impl Bpe {
     }
 }
 
-fn parse_merges(vocab: &Vocab, lines: &[String]) -> Result<Merges, Error> {
+/// Lines whose texts are looked up together.
+const LINES_AT_ONCE: usize = 32;
+
+fn parse_merges(vocab: &Vocab, lines: &Texts) -> Result<Merges, Error> {
+    if lines.len() > u32::MAX as usize {
+        return Err(Error::TooMany { key: super::MERGES, found: lines.len() });
+    }
     let mut merges = Merges::with_capacity(lines.len());
     let mut next: Option<u32> = None;
+    let (mut texts, mut ids) = (Vec::new(), Vec::new());
     for (index, line) in lines.iter().enumerate() {
-        let bad = |text: &str| Error::MergeToken { index, merge: line.clone(), text: text.to_owned() };
-        let id = |text: &str| vocab.id(text).ok_or_else(|| bad(text));
-        // The left text may itself begin with a space.
-        let space = line.bytes().skip(1).position(|b| b == b' ').map(|i| i + 1);
-        let (left, right) = match space {
-            Some(i) => (&line[..i], &line[i + 1..]),
-            None => return Err(Error::MergeForm { index, merge: line.clone() }),
-        };
-        let rank = u32::try_from(index).map_err(|_| Error::TooMany { key: super::MERGES, found: lines.len() })?;
-        let pair = (id(left)?, id(right)?);
+        if index % LINES_AT_ONCE == 0 {
+            let ahead = (index..lines.len()).take(LINES_AT_ONCE).filter_map(|index| lines.get(index));
+            texts.clear();
+            texts.extend(ahead.flat_map(|line| <[&str; 2]>::from(halves(line).unwrap_or_default())));
+            vocab.ids(&texts, &mut ids);
+        }
+        let bad = |text: &str| Error::MergeToken { index, merge: line.to_owned(), text: text.to_owned() };
+        let (left, right) = halves(line).ok_or_else(|| Error::MergeForm { index, merge: line.to_owned() })?;
+        let place = index % LINES_AT_ONCE * 2;
+        let pair = (ids[place].ok_or_else(|| bad(left))?, ids[place + 1].ok_or_else(|| bad(right))?);
         // Mostly the results are tokens one after the other, and looking at the next one saves a search.
         let is_joined =
             |text: &str| text.len() == left.len() + right.len() && text.starts_with(left) && text.ends_with(right);
         let merged = match next.filter(|&id| vocab.has_unique_texts() && is_joined(vocab.text(id))) {
             Some(merged) => merged,
-            None => id(&[left, right].concat())?,
+            None => {
+                let joined = [left, right].concat();
+                vocab.id(&joined).ok_or_else(|| bad(&joined))?
+            }
         };
         next = Some(merged + 1).filter(|&id| (id as usize) < vocab.len());
-        merges.entry(pair).or_insert((rank, merged));
+        merges.push(pair, merged);
     }
     Ok(merges)
+}
+
+/// The two texts of a merge. The left one may itself begin with a space.
+fn halves(line: &str) -> Option<(&str, &str)> {
+    let space = line.bytes().skip(1).position(|b| b == b' ')? + 1;
+    Some((&line[..space], &line[space + 1..]))
 }
 
 /// The printable character that stands for `byte` in GPT-2's vocabularies: itself where it is printable in Latin-1,

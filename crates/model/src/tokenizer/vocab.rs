@@ -1,6 +1,6 @@
 //! The list of tokens: texts, scores, attributes, and the ids that have a meaning.
 
-use gguf::{Array, Metadata, Value};
+use gguf::{Array, Metadata, Texts, Value};
 use hashbrown::{DefaultHashBuilder, HashTable};
 use std::hash::BuildHasher;
 
@@ -50,71 +50,71 @@ impl std::ops::BitOr for Attributes {
     }
 }
 
-/// The tokens' texts, and the way back from a text to its token. There are hundreds of thousands, and the first answer waits
-/// for them: so they are one allocation, and the table holds ids alone.
+/// The tokens' texts, and the way back from a text to its token: a table of ids alone.
 #[derive(Debug)]
-struct Texts {
-    /// All texts, one behind the other.
-    all: String,
-    /// Where each ends.
-    ends: Vec<usize>,
+struct Tokens {
+    texts: Texts,
     /// Ids by the hash of their text, which has a random seed: files are not to choose what collides.
     ids: HashTable<u32>,
     hasher: DefaultHashBuilder,
 }
 
-impl Texts {
-    fn new(tokens: &[String]) -> Texts {
-        let mut texts = Texts {
-            all: String::with_capacity(tokens.iter().map(String::len).sum()),
-            ends: Vec::with_capacity(tokens.len()),
-            ids: HashTable::with_capacity(tokens.len()),
+impl Tokens {
+    fn new(texts: &Texts) -> Tokens {
+        let mut tokens = Tokens {
+            texts: Texts::default(),
+            ids: HashTable::with_capacity(texts.len()),
             hasher: DefaultHashBuilder::default(),
         };
-        for (id, text) in tokens.iter().enumerate() {
+        for (id, text) in texts.iter().enumerate() {
             if text.is_empty() {
                 // An empty text would be found everywhere.
-                texts.push(&format!("[EMPTY_{id}]"));
+                tokens.push(&format!("[EMPTY_{id}]"));
             } else {
-                texts.push(text);
+                tokens.push(text);
             }
         }
-        texts
+        tokens
     }
 
     /// The first of several tokens with one text is the one that is found.
     fn push(&mut self, text: &str) {
-        let id = self.ends.len() as u32;
-        let Texts { all, ends, ids, hasher } = self;
-        all.push_str(text);
-        ends.push(all.len());
-        let hash = |id: &u32| hasher.hash_one(text_of(all, ends, *id));
-        ids.entry(hash(&id), |other| text_of(all, ends, *other) == text, hash).or_insert(id);
+        let id = self.texts.len() as u32;
+        let Tokens { texts, ids, hasher } = self;
+        texts.push(text);
+        let hash = |id: &u32| hasher.hash_one(text_of(texts, *id));
+        ids.entry(hash(&id), |other| text_of(texts, *other) == text, hash).or_insert(id);
     }
 
     fn id(&self, text: &str) -> Option<u32> {
         self.ids.find(self.hasher.hash_one(text), |id| self.text(*id) == text).copied()
     }
 
-    fn text(&self, id: u32) -> &str {
-        text_of(&self.all, &self.ends, id)
+    /// [`Tokens::id`] of each of `wanted`, in steps that do not wait for each other's memory.
+    fn ids(&self, wanted: &[&str], found: &mut Vec<Option<u32>>) {
+        found.clear();
+        // The first token whose hash is similar enough is nearly always the right one.
+        found.extend(wanted.iter().map(|text| self.ids.find(self.hasher.hash_one(text), |_| true).copied()));
+        for (text, found) in wanted.iter().zip(found) {
+            if found.is_some_and(|id| self.text(id) != *text) {
+                *found = self.id(text);
+            }
+        }
     }
 
-    fn iter(&self) -> impl Iterator<Item = &str> {
-        (0..self.ends.len() as u32).map(|id| self.text(id))
+    fn text(&self, id: u32) -> &str {
+        text_of(&self.texts, id)
     }
 }
 
-fn text_of<'t>(all: &'t str, ends: &[usize], id: u32) -> &'t str {
-    let id = id as usize;
-    let start = id.checked_sub(1).map_or(0, |before| ends[before]);
-    &all[start..ends[id]]
+fn text_of(texts: &Texts, id: u32) -> &str {
+    texts.get(id as usize).expect("an id of the vocabulary")
 }
 
 /// The tokens.
 #[derive(Debug)]
 pub(super) struct Vocab {
-    texts: Texts,
+    tokens: Tokens,
     /// Empty where the file has none.
     scores: Vec<f32>,
     attributes: Vec<Attributes>,
@@ -125,10 +125,10 @@ pub(super) struct Vocab {
 
 impl Vocab {
     pub(super) fn new(metadata: &Metadata) -> Result<Self, Error> {
-        let tokens = strings(metadata, TOKENS)?.ok_or(Error::Missing(TOKENS))?;
+        let texts = strings(metadata, TOKENS)?.ok_or(Error::Missing(TOKENS))?;
         // One id is kept for "no token".
-        if tokens.is_empty() || tokens.len() >= u32::MAX as usize {
-            return Err(Error::TooMany { key: TOKENS, found: tokens.len() });
+        if texts.is_empty() || texts.len() >= u32::MAX as usize {
+            return Err(Error::TooMany { key: TOKENS, found: texts.len() });
         }
         let types = match metadata.get(TOKEN_TYPES) {
             None => None,
@@ -143,40 +143,45 @@ impl Vocab {
             Some(_) => return Err(Error::Type { key: SCORES, expected: "an array of numbers" }),
         };
         let same_len = |key, found: Option<usize>| match found {
-            Some(found) if found != tokens.len() => Err(Error::Length { key, found, expected: tokens.len() }),
+            Some(found) if found != texts.len() => Err(Error::Length { key, found, expected: texts.len() }),
             _ => Ok(()),
         };
         same_len(TOKEN_TYPES, types.as_ref().map(Vec::len))?;
         same_len(SCORES, metadata.get(SCORES).map(|_| scores.len()))?;
 
-        let texts = Texts::new(tokens);
+        let tokens = Tokens::new(texts);
         let attributes = match types {
-            None => vec![Attributes::NORMAL; tokens.len()],
+            None => vec![Attributes::NORMAL; texts.len()],
             Some(types) => types.into_iter().map(Attributes::from_type).collect(),
         };
-        let byte_token = |byte: usize| texts.id(&format!("<0x{byte:02X}>"));
+        let byte_token = |byte: usize| tokens.id(&format!("<0x{byte:02X}>"));
         Ok(Self {
-            token_bytes_max: texts.iter().map(str::len).max().unwrap_or(0),
+            token_bytes_max: tokens.texts.iter().map(str::len).max().unwrap_or(0),
             byte_tokens: Box::new(std::array::from_fn(byte_token)),
             unknown: None,
-            texts,
+            tokens,
             scores,
             attributes,
         })
     }
 
     pub(super) fn len(&self) -> usize {
-        self.texts.ends.len()
+        self.tokens.texts.len()
     }
 
     /// Whether no two tokens have the same text.
     pub(super) fn has_unique_texts(&self) -> bool {
-        self.texts.ids.len() == self.len()
+        self.tokens.ids.len() == self.len()
     }
 
     /// The token whose text is `text`.
     pub(super) fn id(&self, text: &str) -> Option<u32> {
-        self.texts.id(text)
+        self.tokens.id(text)
+    }
+
+    /// [`Vocab::id`] of each of `texts`, into `found`; faster than one by one.
+    pub(super) fn ids(&self, texts: &[&str], found: &mut Vec<Option<u32>>) {
+        self.tokens.ids(texts, found);
     }
 
     /// The text of a token as the file has it.
@@ -184,7 +189,7 @@ impl Vocab {
     /// # Panics
     /// On an id outside the vocabulary.
     pub(super) fn text(&self, id: u32) -> &str {
-        self.texts.text(id)
+        self.tokens.text(id)
     }
 
     /// SentencePiece's score; 0 where there are none.
@@ -221,7 +226,7 @@ impl Vocab {
 }
 
 /// `key` as a list of texts.
-pub(super) fn strings<'m>(metadata: &'m Metadata, key: &'static str) -> Result<Option<&'m [String]>, Error> {
+pub(super) fn strings<'m>(metadata: &'m Metadata, key: &'static str) -> Result<Option<&'m Texts>, Error> {
     match (metadata.get(key), metadata.strings(key)) {
         (None, _) => Ok(None),
         (Some(_), Some(texts)) => Ok(Some(texts)),

@@ -54,10 +54,9 @@ pub(crate) struct Vocabulary {
 impl Vocabulary {
     /// One of the kind `model` with these tokens, all normal.
     pub(crate) fn new(model: &str, tokens: &[&str]) -> Self {
-        let tokens = tokens.iter().map(|t| t.to_string()).collect();
         Self { entries: Vec::new() }
             .with("model", Value::String(model.to_owned()))
-            .with("tokens", Value::Array(Array::String(tokens)))
+            .with("tokens", Value::Array(Array::String(tokens.iter().collect())))
     }
 
     /// The 256 byte tokens of a GPT-2 vocabulary, with `more` behind them.
@@ -83,7 +82,7 @@ impl Vocabulary {
 
     /// The same with a list of texts set.
     pub(crate) fn with_texts(self, key: &str, texts: &[&str]) -> Self {
-        self.with(key, Value::Array(Array::String(texts.iter().map(|t| t.to_string()).collect())))
+        self.with(key, Value::Array(Array::String(texts.iter().collect())))
     }
 
     /// The same with types: `types` for some ids, normal for the rest.
