@@ -61,6 +61,7 @@ pub struct Activations {
     /// One for all rows, or those that rows were gathered into.
     parts: Vec<Span>,
     cols: usize,
+    /// Tokens of the widest group.
     group_max: usize,
     quantized: Vec<u32>,
     rest: Vec<u32>,
@@ -92,13 +93,18 @@ impl<'a> Part<'a> {
 
     /// Tokens of a group, at most.
     pub(crate) fn group_max(&self) -> usize {
-        self.acts.group_max
+        group_max(self.span.tokens, self.acts.group_max)
+    }
+
+    /// Whether so few tokens are multiplied with packed weights; for more, weights are unpacked first.
+    pub(crate) fn is_few(&self) -> bool {
+        is_few(self.span.tokens, self.acts.group_max)
     }
 
     /// Words of the group that starts at token `start` of the part.
     pub(crate) fn group(&self, start: usize, form: Form) -> &'a [u32] {
         let acts = self.acts;
-        let (_, width) = group_at(start, self.span.tokens, acts.group_max);
+        let (_, width) = group_at(start, self.span.tokens, self.group_max());
         let (buffer, ready) = match form {
             Form::Quantized => (&acts.quantized, acts.forms.quantized),
             Form::Rest => (&acts.rest, acts.forms.quantized && acts.precision == Precision::Double),
@@ -108,6 +114,20 @@ impl<'a> Part<'a> {
         let (first, per_token) = (self.span.first + start, words_per_token(acts.cols, form == Form::Floats));
         &buffer[first * per_token..(first + width) * per_token]
     }
+}
+
+/// Tokens of the widest group that weights are unpacked for as they are multiplied.
+const DIRECT_GROUP_MAX: usize = 8;
+/// So many of these groups are less work than to unpack the weights first.
+const DIRECT_GROUPS_MAX: usize = 3;
+
+fn is_few(tokens: usize, widest: usize) -> bool {
+    tokens <= DIRECT_GROUPS_MAX * widest.min(DIRECT_GROUP_MAX)
+}
+
+/// Tokens of a group, at most, if there are `tokens` and an instruction set takes `widest`.
+fn group_max(tokens: usize, widest: usize) -> usize {
+    if is_few(tokens, widest) { widest.min(DIRECT_GROUP_MAX) } else { widest }
 }
 
 /// Tokens of the group that starts at token `start` of `tokens`, and its width (a power of two, at least as many).
@@ -192,12 +212,12 @@ impl Activations {
             !forms.quantized || cols.is_multiple_of(32),
             "quantized products need columns in multiples of 32, not {cols}"
         );
-        let group_max = level.run(GroupMax);
-        (self.cols, self.group_max, self.forms, self.precision) = (cols, group_max, forms, precision);
+        (self.cols, self.group_max, self.forms, self.precision) = (cols, level.run(GroupMax), forms, precision);
         self.parts.clear();
         let (mut padded, mut groups, mut from) = (0, Vec::new(), 0);
         for &tokens in parts {
             self.parts.push(Span { first: padded, tokens });
+            let group_max = group_max(tokens, self.group_max);
             for start in (0..tokens).step_by(group_max) {
                 let (len, width) = group_at(start, tokens, group_max);
                 groups.push(Rows { source, ids, first: from + start, tokens: len, width });

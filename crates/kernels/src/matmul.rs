@@ -240,8 +240,6 @@ impl<'a> Panel<'a> {
 const GROUP: usize = 16;
 /// Tokens of a cell at most.
 const TILE_TOKENS_MAX: usize = 512;
-/// Tokens that are multiplied with packed weights; for more, weights are unpacked first.
-const DIRECT_TOKENS_MAX: usize = 8;
 /// Columns of a panel that are unpacked at once, so that they and a group's activations stay in the first-level cache.
 const UNPACK_COLS: usize = 512;
 /// Room for that many columns: at most twelve vectors for each 32.
@@ -319,7 +317,7 @@ impl Work {
                 (first - tokens.start, width, acts.group(first, form))
             })
         };
-        if form == Form::Floats || tokens.len() <= DIRECT_TOKENS_MAX.min(group_max) {
+        if form == Form::Floats || acts.is_few() {
             for (at, width, words) in groups() {
                 tile(level, format, Weights::Packed(panel.bytes), width, words, &mut self.values[to][at..]);
             }
