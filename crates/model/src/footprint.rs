@@ -269,7 +269,8 @@ mod tests {
             let row = Row { sequence, token: 1, logits: true };
             runner.forward(&[row; 17]).expect("17 tokens");
             assert_eq!(runner.kv_bytes(), 2 * footprint.kv_block_bytes);
-            assert_eq!(footprint.kv_window_block_bytes > 0, architecture == Architecture::Gemma3);
+            let windows = matches!(architecture, Architecture::Gemma3 | Architecture::GptOss);
+            assert_eq!(footprint.kv_window_block_bytes > 0, windows);
             runner.sequence_close(sequence);
             runner.kv_trim();
             let long = runner.sequence_open(1000);
