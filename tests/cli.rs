@@ -213,7 +213,7 @@ const PROMPT: [&str; 8] = ["run", "-m", "smollm2", "--tokens", "1,9690,198,2683,
 #[test]
 fn run_prints_the_promised_json() {
     let result = run(&store(), &[&PROMPT[..], &["json", "--temp", "0"]].concat()).json();
-    assert_eq!(keys(&result), ["prompt_tokens", "tokens", "text", "stop", "mode", "given_back", "timings"]);
+    assert_eq!(keys(&result), ["prompt_tokens", "tokens", "text", "stop", "mode", "given_back", "lossy", "timings"]);
     let timings = [
         "load_ms",
         "ttft_ms",

@@ -52,9 +52,9 @@ const READER_BYTES: u64 = 7 << 20;
 // Measured on vocabularies of 49k to 262k tokens. The tokenizer's tables have sizes in powers of two, so that one
 // vocabulary takes up to a third less of them for each entry than another.
 /// A token's text and its places in the tokenizer's tables.
-const TOKEN_BYTES: u64 = 30;
+const TOKEN_BYTES: u64 = 54;
 /// A merge of two tokens.
-const MERGE_BYTES: u64 = 24;
+const MERGE_BYTES: u64 = 55;
 
 impl Header {
     /// What the model takes when it is run with `options` and the logits of at most `logits_rows` rows are wanted at once.

@@ -1,5 +1,5 @@
-//! Layers of experts. Each token chooses a few ([`routing`]), the batch is turned over so that each expert has its tokens
-//! ([`batch`]), the experts are computed as their matrices come ([`source`]), all that are there in one parallel region;
+//! Layers of experts. Each token chooses a few (`routing`), the batch is turned over so that each expert has its tokens
+//! (`batch`), the experts are computed as their matrices come (`source`), all that are there in one parallel region;
 //! and each token's results are summed in the order of its choices, so that the order of computation cannot matter.
 
 mod batch;
