@@ -65,8 +65,13 @@ fn logits(model: &Arc<Model>, options: &RunnerOptions, chunk: usize) -> Vec<f32>
     }
     if let Some(experts) = model.config.experts {
         let counts = runner.expert_counts();
-        assert_eq!(counts.iter().sum::<u64>(), (TOKENS * experts.routing.used * model.config.layers) as u64);
-        assert!(counts.iter().filter(|&&count| count > 0).count() > counts.len() / 2, "few experts ran: {counts:?}");
+        assert_eq!(
+            counts.iter().sum::<u64>(),
+            (TOKENS * experts.routing.used * (model.config.layers - experts.dense_layers)) as u64
+        );
+        let routed = &counts[counts.len() / model.config.layers * experts.dense_layers..];
+        let ran = routed.iter().filter(|&&count| count > 0).count();
+        assert!(ran > routed.len() / 2, "few experts ran: {counts:?}");
     }
     all
 }
