@@ -126,9 +126,10 @@ fn gate_13_what_was_evicted_and_rebuilt_gives_the_bits_of_what_was_kept() {
             complete(&mut runner, first.id, &tokens);
             runner.sequence_close(first.id);
             if partly {
-                // Room for what is there, and not a block more.
-                runner.set_kv_limit(Some(runner.kv_stats().cached_blocks * runner.kv_block_bytes()));
-                let other = prompt(model, tokens.len(), 5);
+                // The other takes all that memory is there for.
+                let bytes = runner.kv_bytes();
+                runner.set_kv_limit(Some(bytes));
+                let other = prompt(model, (bytes / runner.kv_bytes_per_token()) as usize, 5);
                 let opened = join(&mut runner, &other);
                 complete(&mut runner, opened.id, &other);
                 runner.sequence_close(opened.id);
