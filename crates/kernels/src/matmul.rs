@@ -451,12 +451,11 @@ fn tile(
     }
 }
 
-/// Columns of a panel that stay in the first-level cache until all parts of their vectors were used.
-const STRETCH_COLS: usize = 256;
-
 /// Products of a quantized panel with G tokens.
 struct Tile<'a, Q, const G: usize> {
     panel: &'a [u8],
+    /// Whether the panel is in the cache; if not, it comes from memory.
+    resident: bool,
     resume: bool,
     acts: &'a [[u32; G]],
     out: &'a mut [[f32; PANEL_ROWS]; G],
@@ -465,12 +464,12 @@ struct Tile<'a, Q, const G: usize> {
 
 impl<'a, Q, const G: usize> Tile<'a, Q, G> {
     fn new(weights: Weights<'a>, words: &'a [u32], out: &'a mut [[f32; PANEL_ROWS]]) -> Self {
-        let (panel, resume) = match weights {
-            Weights::Packed(panel) => (panel, false),
-            Weights::Plain { unpacked, resume } => (unpacked, resume),
+        let (panel, resident, resume) = match weights {
+            Weights::Packed(panel) => (panel, false, false),
+            Weights::Plain { unpacked, resume } => (unpacked, true, resume),
         };
         let out = out.first_chunk_mut().expect("room for a group");
-        Self { panel, resume, acts: words.as_chunks().0, out, _format: PhantomData }
+        Self { panel, resident, resume, acts: words.as_chunks().0, out, _format: PhantomData }
     }
 }
 
@@ -481,72 +480,46 @@ impl<Q: Quant, const G: usize> Op for Tile<'_, Q, G> {
         if G > S::GROUP_MAX {
             return; // Never made: groups are no wider. Without this line the compiler would build it.
         }
-        let parts = PANEL_ROWS / S::LANES;
-        if Q::RESIDENT || parts == 1 {
-            for h in 0..parts {
-                stretch::<Q, S, G>(s, self.panel, self.acts, h, self.resume, self.out);
-            }
-            return;
-        }
-        // Memory is read once: where a vector takes part of a line, the other parts follow while it is in the cache.
-        let blocks = STRETCH_COLS / Q::BLOCK;
-        let panels = self.panel.chunks(blocks * PANEL_ROWS * Q::BYTES);
-        let acts = self.acts.chunks(blocks * BLOCK_WORDS * Q::SUBS);
-        for (i, (panel, acts)) in panels.zip(acts).enumerate() {
-            for h in 0..parts {
-                stretch::<Q, S, G>(s, panel, acts, h, self.resume || i > 0, self.out);
-            }
-        }
-    }
-}
-
-/// Products of part `h` of some blocks of a panel; `resume` adds them to those that are there.
-#[inline(always)]
-fn stretch<Q: Quant, S: Simd, const G: usize>(
-    s: S,
-    panel: &[u8],
-    acts: &[[u32; G]],
-    h: usize,
-    resume: bool,
-    out: &mut [[f32; PANEL_ROWS]; G],
-) {
-    let mut acc = [s.f_splat(0.0); G];
-    if resume {
-        for (acc, out) in acc.iter_mut().zip(&*out) {
-            *acc = s.f_load(&out[h * S::LANES..]);
-        }
-    }
-    let blocks = panel.chunks_exact(PANEL_ROWS * Q::BYTES);
-    for (block, acts) in blocks.zip(acts.chunks_exact(BLOCK_WORDS * Q::SUBS)) {
-        let head = Q::head(s, block, h);
-        macro_rules! subs {
-            ($($j:literal)*) => {$(
-                if $j < Q::SUBS {
-                    if G > 1 && h == 0 && !Q::RESIDENT {
-                        fetch_ahead(s, block, $j, Q::SUBS);
-                    }
-                    let sub = Q::sub(s, block, h, head, $j);
-                    accumulate::<Q, S, G>(s, &sub, &acts[BLOCK_WORDS * $j..][..BLOCK_WORDS], &mut acc);
+        for h in 0..PANEL_ROWS / S::LANES {
+            let mut acc = [s.f_splat(0.0); G];
+            if self.resume {
+                for (acc, out) in acc.iter_mut().zip(&*self.out) {
+                    *acc = s.f_load(&out[h * S::LANES..]);
                 }
-            )*};
-        }
-        macro_rules! spans {
-            ($($g:literal)*) => {$(
-                if $g * Q::SPAN < Q::SUBS {
-                    let acts = &acts[BLOCK_WORDS * Q::SPAN * $g..][..BLOCK_WORDS * Q::SPAN];
-                    accumulate_span::<Q, S, G>(s, block, h, head, $g, acts, &mut acc);
+            }
+            let blocks = self.panel.chunks_exact(PANEL_ROWS * Q::BYTES);
+            for (block, acts) in blocks.zip(self.acts.chunks_exact(BLOCK_WORDS * Q::SUBS)) {
+                let head = Q::head(s, block, h);
+                macro_rules! subs {
+                    ($($j:literal)*) => {$(
+                        if $j < Q::SUBS {
+                            if G > 1 && h == 0 && !self.resident {
+                                fetch_ahead(s, block, $j, Q::SUBS);
+                            }
+                            let sub = Q::sub(s, block, h, head, $j);
+                            accumulate::<Q, S, G>(s, &sub, &acts[BLOCK_WORDS * $j..][..BLOCK_WORDS], &mut acc);
+                        }
+                    )*};
                 }
-            )*};
+                macro_rules! spans {
+                    ($($g:literal)*) => {$(
+                        if $g * Q::SPAN < Q::SUBS {
+                            let acts = &acts[BLOCK_WORDS * Q::SPAN * $g..][..BLOCK_WORDS * Q::SPAN];
+                            accumulate_span::<Q, S, G>(s, block, h, head, $g, acts, &mut acc);
+                        }
+                    )*};
+                }
+                // Written out, so that shifts and offsets are constants.
+                if G == 1 && Q::SPAN > 1 {
+                    spans!(0 1 2 3);
+                } else {
+                    subs!(0 1 2 3 4 5 6 7);
+                }
+            }
+            for (acc, out) in acc.into_iter().zip(self.out.iter_mut()) {
+                s.f_store(acc, &mut out[h * S::LANES..]);
+            }
         }
-        // Written out, so that shifts and offsets are constants.
-        if G == 1 && Q::SPAN > 1 {
-            spans!(0 1 2 3);
-        } else {
-            subs!(0 1 2 3 4 5 6 7);
-        }
-    }
-    for (acc, out) in acc.into_iter().zip(out.iter_mut()) {
-        s.f_store(acc, &mut out[h * S::LANES..]);
     }
 }
 

@@ -170,8 +170,6 @@ pub(crate) trait Quant: Layout {
     const MIN: bool = false;
     /// Whether each 16 columns have their own scale.
     const HALVES: bool = false;
-    /// Whether panels of this form are always in the first-level cache.
-    const RESIDENT: bool = false;
     /// The form that products with many tokens unpack a panel to.
     type Plain: Quant;
     /// Sub-blocks that are unpacked from the same vectors: 1, 2 or 4.

@@ -31,7 +31,6 @@ impl<const BITS: u32, const OFFSET: u32, const MIN: bool, const HALVES: bool> Qu
     const OFFSET: u32 = OFFSET;
     const MIN: bool = MIN;
     const HALVES: bool = HALVES;
-    const RESIDENT: bool = true;
     type Plain = Self;
     type Head<S: Simd> = ();
     #[inline(always)]
