@@ -119,7 +119,7 @@ impl<'a> Part<'a> {
 /// Tokens of the widest group that weights are unpacked for as they are multiplied.
 const DIRECT_GROUP_MAX: usize = 8;
 /// So many of these groups are less work than to unpack the weights first.
-const DIRECT_GROUPS_MAX: usize = 3;
+const DIRECT_GROUPS_MAX: usize = 4;
 
 fn is_few(tokens: usize, widest: usize) -> bool {
     tokens <= DIRECT_GROUPS_MAX * widest.min(DIRECT_GROUP_MAX)
