@@ -8,7 +8,7 @@ use std::process::ExitCode;
 use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand, ValueEnum};
 use engine::{Overflow, Sampling};
 use kernels::isa::Isa;
-use model::{Backing, Choice, DenseWeights, KvType, LaneOptions};
+use model::{Backing, Choice, DenseWeights, KvType};
 use residency::experts::{CacheAsk, CacheSize};
 
 use crate::values::{
@@ -244,7 +244,7 @@ pub(crate) struct Experts {
     /// Lossy: skip an expert that is not in memory if it weighs less than F of an equal part of the token's experts (0 to 1)
     #[arg(long, value_name = "F", value_parser = share)]
     pub drop_cold_experts: Option<f32>,
-    /// Threads that read experts; default: what suits most drives
+    /// Threads that read experts; default: what the drive gave most with when it was first tried
     #[arg(long, value_name = "N", value_parser = at_least_one)]
     pub io_threads: Option<usize>,
 }
@@ -260,12 +260,6 @@ impl Experts {
     pub(crate) fn lossy(&self) -> Vec<String> {
         let used = self.n_expert_used.map(|used| format!("--n-expert-used {used}"));
         used.into_iter().chain(self.drop_cold_experts.map(|share| format!("--drop-cold-experts {share}"))).collect()
-    }
-
-    /// How they are read.
-    pub(crate) fn lanes(&self) -> LaneOptions {
-        let default = LaneOptions::default();
-        LaneOptions { lanes: self.io_threads.unwrap_or(default.lanes), ..default }
     }
 }
 

@@ -3,6 +3,7 @@
 use std::thread;
 
 use memory::pressure::Reader;
+use model::LaneOptions;
 use residency::headroom::{self, Budget, Group, Host};
 
 use crate::values::Memory;
@@ -39,6 +40,23 @@ pub(crate) fn host() -> Option<Host> {
         own_bytes: rss_bytes().unwrap_or(0),
         pinned_bytes: 0,
     })
+}
+
+/// Where a model is to run.
+pub(crate) struct Place {
+    /// `None` where the system does not tell.
+    pub host: Option<Host>,
+    /// What the process had before it read the model's header.
+    pub base_bytes: u64,
+    /// How experts are read there.
+    pub lanes: LaneOptions,
+}
+
+impl Place {
+    /// This machine, as it is now.
+    pub(crate) fn here() -> Place {
+        Place { host: host(), base_bytes: rss_bytes().unwrap_or(0), lanes: LaneOptions::default() }
+    }
 }
 
 /// The budget that `memory` means on `host`, and what the host would give: without a host there is no limit to give.

@@ -5,6 +5,7 @@ mod failure;
 mod flags;
 mod interrupt;
 mod kv_files;
+mod lanes;
 mod machine;
 mod metrics;
 mod open;

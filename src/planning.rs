@@ -1,13 +1,13 @@
 //! From a model's header, the flags and the machine to a plan.
 
-use model::{ExpertMemory, Footprint, Header, LoadOptions, RunnerOptions};
+use model::{ExpertMemory, Footprint, Header, LaneOptions, LoadOptions, RunnerOptions};
 use residency::experts::{Bank, CacheSize};
-use residency::headroom::{Budget, Host};
+use residency::headroom::Budget;
 use residency::plan::{Ask, Demand, Mode, Plan, plan};
 
 use crate::failure::Failure;
 use crate::flags::{Compute, Settings, Weights};
-use crate::machine;
+use crate::machine::{self, Place};
 use crate::terminal::size;
 use crate::values::Memory;
 
@@ -78,15 +78,13 @@ pub(crate) fn runner_options(compute: &Compute, settings: &Settings) -> RunnerOp
     }
 }
 
-/// Plans a run of the model on `host`, in a process that had `base_bytes` before it read the header;
-/// `weights` says how its weights are held.
+/// Plans a run of the model at `place`; `weights` says how its weights are held.
 pub(crate) fn plan_for(
     header: &Header,
     options: &RunnerOptions,
     memory: Memory,
     need: Need,
-    host: Option<&Host>,
-    base_bytes: u64,
+    place: &Place,
     weights: &Weights,
 ) -> Result<Planned, model::Error> {
     // A batch is never larger than the context.
@@ -109,9 +107,9 @@ pub(crate) fn plan_for(
         scratch_bytes_per_token: footprint.scratch_bytes_per_token,
         io_bytes: footprint.io_bytes,
         metadata_bytes: footprint.metadata_bytes,
-        base_bytes: base_bytes + BASE_LATER_BYTES + options.threads as u64 * THREAD_BYTES,
+        base_bytes: place.base_bytes + BASE_LATER_BYTES + options.threads as u64 * THREAD_BYTES,
     };
-    let (budget_bytes, auto) = machine::budget(memory, host);
+    let (budget_bytes, auto) = machine::budget(memory, place.host.as_ref());
     let ask = Ask {
         budget_bytes,
         context: need.context.map(|c| c as u64),
@@ -127,7 +125,7 @@ pub(crate) fn plan_for(
         CacheSize::Auto => all.mode == Mode::Refused,
     };
     let (plan, experts) =
-        if streams { stream(&demand, &ask, &footprint, weights) } else { (all, ExpertMemory::Resident) };
+        if streams { stream(&demand, &ask, &footprint, weights, place.lanes) } else { (all, ExpertMemory::Resident) };
     Ok(Planned { footprint, lazy: need.lazy, plan, budget_bytes, experts, auto })
 }
 
@@ -135,9 +133,14 @@ pub(crate) fn plan_for(
 const CONTEXT_DEFAULT: u64 = 4096;
 
 /// How the model runs with its experts in slots: as many as the rest leaves room for, or as were asked for.
-fn stream(demand: &Demand, ask: &Ask, footprint: &Footprint, weights: &Weights) -> (Plan, ExpertMemory) {
+fn stream(
+    demand: &Demand,
+    ask: &Ask,
+    footprint: &Footprint,
+    weights: &Weights,
+    lanes: LaneOptions,
+) -> (Plan, ExpertMemory) {
     let bank = &footprint.bank;
-    let lanes = weights.experts.lanes();
     let least_bytes = bank.slots_min() * bank.slot_bytes;
     let demand = Demand {
         weights_bytes: demand.weights_bytes - bank.total_bytes(),

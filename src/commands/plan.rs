@@ -11,7 +11,8 @@ use serde_json::{Value, json};
 
 use crate::failure::Failure;
 use crate::flags::{Plan, Settings};
-use crate::machine;
+use crate::lanes;
+use crate::machine::Place;
 use crate::open::{label, locate};
 use crate::planning::{Need, Planned, plan_for, runner_options};
 use crate::receipts;
@@ -26,16 +27,19 @@ const MEASURE_BYTES: u64 = 768 << 20;
 const PREDICTED: usize = 32;
 
 pub(crate) fn execute(args: &Plan, settings: &Settings) -> Result<(), Failure> {
-    let (here, base_bytes) = (machine::host(), machine::rss_bytes().unwrap_or(0));
+    let mut target = Place::here();
+    let here = target.host.clone();
     let Subject { header, place, label, key, path } = Subject::find(args, settings)?;
     let fail = |e: model::Error| Failure::at(&place, e);
     let options = runner_options(&args.compute, settings);
-    let host = args.device.map(headroom::device).or_else(|| here.clone());
+    target.host = args.device.map(headroom::device).or(target.host);
     let context = Some(args.sessions.context).filter(|&c| c > 0);
     let need = Need { context, sessions: args.sessions.parallel, logits_rows: 1, lazy: true };
     let memory = args.compute.budget.memory;
-    let planned =
-        plan_for(&header, &options, memory, need, host.as_ref(), base_bytes, &args.compute.weights).map_err(fail)?;
+    let slice_bytes = header.footprint(&options, 1).map_err(fail)?.expert_slice_bytes;
+    let known = || path.as_deref().and_then(|path| lanes::known(&settings.library.home, path, slice_bytes));
+    target.lanes = lanes::choose(args.compute.weights.experts.io_threads, known);
+    let planned = plan_for(&header, &options, memory, need, &target, &args.compute.weights).map_err(fail)?;
 
     let room = here.map_or(0, |host| headroom::budget(&host).bytes);
     let probe = path.as_deref().and_then(|path| storage::probe(path).ok());

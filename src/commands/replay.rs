@@ -2,17 +2,15 @@
 //! beside what the drive and the processor allow.
 
 use std::path::Path;
-use std::sync::Arc;
 use std::time::Duration;
 
-use memory::lanes::{LaneOptions, probe};
-use memory::source::{ByteSource, FileSource, ReadOptions};
 use model::{RouteReplay, Row, StepRecord};
 use residency::experts::Trace;
 use serde_json::json;
 
 use crate::failure::Failure;
 use crate::flags::{Bench, Settings};
+use crate::lanes;
 use crate::open::{Opened, open};
 use crate::planning::Need;
 use crate::terminal::{print, print_json};
@@ -57,15 +55,6 @@ fn run(opened: &mut Opened, replay: RouteReplay) -> Result<(Vec<StepRecord>, Vec
     Ok((first, rest))
 }
 
-/// Bytes of slices that the drive gives in a second, in the way in which it gives most.
-fn probed(opened: &Opened) -> Option<f64> {
-    let source = FileSource::open(&opened.path, ReadOptions::default()).ok()?;
-    let source: Arc<dyn ByteSource> = Arc::new(source);
-    let ways = probe(&source, opened.slice_bytes).ok()?;
-    let best = LaneOptions::choose(&ways)?;
-    ways.iter().find(|way| way.options == best).map(|way| way.bytes_per_second)
-}
-
 fn report(args: &Bench, opened: &Opened, prompt: &[StepRecord], decode: &[StepRecord]) -> Result<(), Failure> {
     let sum = |steps: &[StepRecord], field: fn(&StepRecord) -> Duration| -> f64 {
         steps.iter().map(field).sum::<Duration>().as_secs_f64()
@@ -75,7 +64,9 @@ fn report(args: &Bench, opened: &Opened, prompt: &[StepRecord], decode: &[StepRe
         (sum(decode, |s| s.wall), sum(decode, |s| s.computed), sum(decode, |s| s.experts.read));
     let read_bytes: u64 = decode.iter().map(|s| s.experts.read_bytes).sum();
     let (hits, misses) = decode.iter().fold((0, 0), |(h, m), s| (h + s.experts.cache.hits, m + s.experts.cache.misses));
-    let rate = if misses > 0 { probed(opened) } else { None };
+    // Now, not as it is remembered: a drive's rate changes with what else it does.
+    let way = if misses > 0 { lanes::measure(&opened.path, opened.slice_bytes) } else { None };
+    let rate = way.map(|way| way.bytes_per_second);
     // What one of the two that work at once takes at least.
     let bound = rate.map(|rate| (read_bytes as f64 / rate).max(computed));
     let share = bound.map(|bound| bound / wall);

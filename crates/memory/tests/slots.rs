@@ -2,7 +2,7 @@
 
 use fixtures::faults::{Fault, FaultySource, Gate};
 use memory::Error;
-use memory::lanes::{LaneOptions, Lanes, Receive, Slice, probe};
+use memory::lanes::{LaneOptions, Lanes, Probed, Receive, Slice, probe};
 use memory::slots::Slots;
 use memory::source::{ByteSource, FileSource, ReadOptions};
 use std::collections::BTreeMap;
@@ -192,10 +192,14 @@ fn a_probe_tries_several_ways_and_the_choice_is_among_the_fastest() {
     let source: Arc<dyn ByteSource> = Arc::new(FaultySource::new("fast", bytes(3_400_000)));
     let probed = probe(&source, 100_000).expect("a good source");
     assert!(probed.len() > 2 && probed.iter().all(|p| p.bytes_per_second > 0.0));
-    let chosen = LaneOptions::choose(&probed).expect("some way");
-    let best = probed.iter().map(|p| p.bytes_per_second).fold(0.0, f64::max);
-    assert!(probed.iter().any(|p| p.options == chosen && p.bytes_per_second >= 0.95 * best));
-    assert_eq!(LaneOptions::choose(&[]), None);
+    let way =
+        |lanes, depth, bytes_per_second| Probed { options: LaneOptions { lanes, depth, ring: true }, bytes_per_second };
+    let probed = [way(1, 1, 80.0), way(2, 2, 99.0), way(2, 1, 97.0), way(4, 1, 100.0), way(4, 2, 200.0)];
+    let chosen = |processors| LaneOptions::choose(&probed, processors).map(|o| (o.lanes, o.depth));
+    assert_eq!(chosen(8), Some((4, 2)));
+    assert_eq!(chosen(2), Some((2, 1)), "no more lanes than processors, and no more reads than it takes");
+    assert_eq!(chosen(0), Some((1, 1)));
+    assert_eq!(LaneOptions::choose(&[], 4), None);
     let bad: Arc<dyn ByteSource> = Arc::new(FaultySource::new("bad", bytes(100)).with(7, Fault::Io(EIO)));
     assert!(probe(&bad, 50).is_err());
 }

@@ -16,23 +16,38 @@ pub struct Probed {
     pub bytes_per_second: f64,
 }
 
-/// Bytes read to try a way: some hundredths of a second of a fast device.
+/// Bytes read to try a way, at most: some hundredths of a second of a fast device.
 const TRY_BYTES: u64 = 48 << 20;
+/// As long does one way take on a device that is slower, about.
+const TRY_S: f64 = 0.05;
+/// Slices that a way is tried with, at least.
+const TRY_SLICES: u64 = 8;
 
 /// Ways that are tried: what a memory card wants, and what a drive with queues does.
 const WAYS: [(usize, usize); 5] = [(1, 1), (1, 2), (2, 1), (2, 2), (4, 2)];
 
-/// Reads slices of `slice_bytes` all over `source` in every way that is worth trying. An error if it cannot be read.
+/// Reads slices of `slice_bytes` all over `source` in every way that is worth trying: a quarter of a second, or some slices
+/// where a device takes longer for them. An error if it cannot be read.
 pub fn probe(source: &Arc<dyn ByteSource>, slice_bytes: u64) -> Result<Vec<Probed>, Error> {
-    WAYS.iter().map(|&(lanes, depth)| rate(source, slice_bytes, LaneOptions { lanes, depth, ring: true })).collect()
+    let len_bytes = source.len_bytes();
+    let slice_bytes = slice_bytes.clamp(1, len_bytes.max(1));
+    let way = |(lanes, depth)| LaneOptions { lanes, depth, ring: true };
+    // One read tells how many there is time for.
+    let first = rate(source, slice_bytes, 1, way(WAYS[0]))?;
+    let in_time = (first.bytes_per_second * TRY_S) as u64;
+    let bytes = in_time.min(TRY_BYTES).max(TRY_SLICES * slice_bytes).min(len_bytes);
+    let slices = (bytes / slice_bytes).max(1);
+    WAYS.iter().map(|&lanes_depth| rate(source, slice_bytes, slices, way(lanes_depth))).collect()
 }
 
 impl LaneOptions {
-    /// Of the ways that were tried, the one with the most lanes that is within 5 % of the fastest; of several such, the one
-    /// with fewer reads in flight.
-    pub fn choose(probed: &[Probed]) -> Option<LaneOptions> {
-        let best = probed.iter().map(|p| p.bytes_per_second).fold(0.0, f64::max);
-        let good = probed.iter().filter(|p| p.bytes_per_second >= 0.95 * best).map(|p| p.options);
+    /// Of the ways that were tried, the one with the most lanes, though no more than `processors`, that is within 5 % of the
+    /// fastest of these; of several such, the one with fewer reads in flight. Lanes pack what they read: more of them than
+    /// processors take the time of those that compute.
+    pub fn choose(probed: &[Probed], processors: usize) -> Option<LaneOptions> {
+        let fitting = || probed.iter().filter(|p| p.options.lanes <= processors.max(1));
+        let best = fitting().map(|p| p.bytes_per_second).fold(0.0, f64::max);
+        let good = fitting().filter(|p| p.bytes_per_second >= 0.95 * best).map(|p| p.options);
         good.max_by_key(|o| (o.lanes, std::cmp::Reverse(o.depth)))
     }
 }
@@ -56,10 +71,8 @@ impl Receive for Count {
     }
 }
 
-fn rate(source: &Arc<dyn ByteSource>, slice_bytes: u64, options: LaneOptions) -> Result<Probed, Error> {
+fn rate(source: &Arc<dyn ByteSource>, slice_bytes: u64, slices: u64, options: LaneOptions) -> Result<Probed, Error> {
     let len = source.len_bytes();
-    let slice_bytes = slice_bytes.clamp(1, len.max(1));
-    let slices = (TRY_BYTES.min(len) / slice_bytes).max(1);
     let count = Arc::new(Count::default());
     count.left.lock().unwrap_or_else(PoisonError::into_inner).0 = slices;
     let lanes = Lanes::start(options, slice_bytes as usize, Arc::clone(&count) as _)?;
