@@ -2,7 +2,8 @@
 
 mod common;
 
-use common::{Ended, run};
+use common::{Cgroup, Ended, run};
+use fixtures::Rng;
 use fixtures::route_trace::{RouteSpec, made_up};
 use fixtures::tiny_model::{self, Architecture, TinySpec};
 use gguf::TensorType;
@@ -107,4 +108,50 @@ fn recorded_routing_is_replayed_and_the_second_run_of_a_model_begins_warm() {
     answer(home.path(), Path::new(&model), &["--cache-mb", "3"]).json();
     let kept = std::fs::read_dir(home.path().join("experts")).expect("what was hot").count();
     assert_eq!(kept, 1);
+}
+
+/// Whatever the budget: either it is refused with numbers, or the answer is the same, and the process stays within the budget
+/// but for code and the header, which a control group of 64 MiB more has room for.
+#[test]
+fn fifty_random_budgets_are_refused_with_numbers_or_served_exactly() {
+    const MIB: u64 = 1 << 20;
+    let home = tempfile::tempdir().expect("a directory");
+    let model = home.path().join("wide-moe.gguf");
+    let spec = TinySpec {
+        experts: 64,
+        layers: 6,
+        embedding_len: 512,
+        heads: 8,
+        expert_feed_forward_len: 512,
+        ..TinySpec::new(Architecture::Qwen3Moe, TensorType::Q4_K)
+    };
+    tiny_model::write(&model, &spec).expect("room");
+    let all_bytes = std::fs::metadata(&model).expect("a file").len();
+    let want = answer(home.path(), &model, &["--cache-mb", "all"]).json();
+    assert!(all_bytes > 150 * MIB && want["mode"] == "resident", "{want}");
+
+    let (mut rng, mut modes) = (Rng::new(50), std::collections::BTreeMap::<String, usize>::new());
+    let Some(group) = Cgroup::new("budgets", all_bytes) else { return };
+    let name = model.display().to_string();
+    for _ in 0..50 {
+        let budget_bytes = 4 * MIB + rng.below(all_bytes + 32 * MIB);
+        assert!(group.limit(budget_bytes + 64 * MIB));
+        let budget = budget_bytes.to_string();
+        let args = [
+            &["run", "-m", &name, "--tokens", "5,9,13,2,7,1", "-n", "24", "--temp", "1", "--seed", "3"][..],
+            &["-o", "json", "-c", "64", "--memory", &budget],
+        ];
+        let ended = group.run(home.path(), &args.concat());
+        let mode = if ended.code == Some(0) {
+            let got = ended.json();
+            assert_eq!(got["tokens"], want["tokens"], "{budget_bytes}: {got}");
+            got["mode"].as_str().expect("a mode").to_owned()
+        } else {
+            ended.fails(1, &["does not fit", "MiB"]);
+            "refused".to_owned()
+        };
+        *modes.entry(mode).or_default() += 1;
+    }
+    let met: Vec<&str> = modes.keys().map(String::as_str).collect();
+    assert_eq!(met, ["refused", "resident", "streamed"], "{modes:?}");
 }

@@ -171,43 +171,6 @@ fn everything_works_without_privileges() {
     }
 }
 
-/// A memory control group of this test's own, removed when it is dropped.
-struct Cgroup(PathBuf);
-
-impl Cgroup {
-    /// `None` where this user may not make one.
-    fn new(name: &str, limit_bytes: u64) -> Option<Cgroup> {
-        for (base, limit) in [("/sys/fs/cgroup/memory", "memory.limit_in_bytes"), ("/sys/fs/cgroup", "memory.max")] {
-            let dir = Path::new(base).join(format!("airs-{name}-{}", std::process::id()));
-            if fs::create_dir(&dir).is_err() {
-                continue;
-            }
-            let group = Cgroup(dir);
-            if fs::write(group.0.join(limit), limit_bytes.to_string()).is_ok() {
-                return Some(group);
-            }
-        }
-        eprintln!("skipped: this user may not make a memory control group");
-        None
-    }
-
-    /// Runs the program with `args` inside.
-    fn run(&self, home: &Path, args: &[&str]) -> Ended {
-        let program = airs(home);
-        let mut command = Command::new("sh");
-        command.arg("-c").arg("echo $$ > \"$0\"/cgroup.procs && exec \"$@\"").arg(&self.0);
-        command.arg(program.get_program()).args(args);
-        command.env_clear().env("AIRS_HOME", home).env("PATH", std::env::var_os("PATH").unwrap_or_default());
-        Ended::of(command.stdin(std::process::Stdio::null()).output().unwrap())
-    }
-}
-
-impl Drop for Cgroup {
-    fn drop(&mut self) {
-        let _ = fs::remove_dir(&self.0);
-    }
-}
-
 #[test]
 fn in_a_control_group_the_budget_is_what_its_limit_leaves() {
     let Some(group) = Cgroup::new("budget", 700 << 20) else { return };

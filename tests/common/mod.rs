@@ -87,6 +87,49 @@ pub(crate) fn run_with_input(store: &Path, args: &[&str], input: &str) -> Ended 
     Ended::of(child.wait_with_output().unwrap())
 }
 
+/// A memory control group of this test's own, removed when it is dropped.
+pub(crate) struct Cgroup(PathBuf);
+
+impl Cgroup {
+    /// `None` where this user may not make one.
+    pub(crate) fn new(name: &str, limit_bytes: u64) -> Option<Cgroup> {
+        for base in ["/sys/fs/cgroup/memory", "/sys/fs/cgroup"] {
+            let dir = Path::new(base).join(format!("airs-{name}-{}", std::process::id()));
+            if fs::create_dir(&dir).is_err() {
+                continue;
+            }
+            let group = Cgroup(dir);
+            if group.limit(limit_bytes) {
+                return Some(group);
+            }
+        }
+        eprintln!("skipped: this user may not make a memory control group");
+        None
+    }
+
+    /// Sets the limit; whether that could be done.
+    pub(crate) fn limit(&self, limit_bytes: u64) -> bool {
+        let files = ["memory.limit_in_bytes", "memory.max"].map(|name| self.0.join(name));
+        files.iter().any(|file| file.exists() && fs::write(file, limit_bytes.to_string()).is_ok())
+    }
+
+    /// Runs the program with `args` inside.
+    pub(crate) fn run(&self, home: &Path, args: &[&str]) -> Ended {
+        let program = airs(home);
+        let mut command = Command::new("sh");
+        command.arg("-c").arg("echo $$ > \"$0\"/cgroup.procs && exec \"$@\"").arg(&self.0);
+        command.arg(program.get_program()).args(args);
+        command.env_clear().env("AIRS_HOME", home).env("PATH", std::env::var_os("PATH").unwrap_or_default());
+        Ended::of(command.stdin(std::process::Stdio::null()).output().unwrap())
+    }
+}
+
+impl Drop for Cgroup {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir(&self.0);
+    }
+}
+
 /// `model`'s header with `change` applied to it, followed by zeros up to the model's length (without taking that much
 /// space).
 pub(crate) fn changed_header(model: &Path, to: &Path, change: impl FnOnce(&mut Vec<u8>)) {
