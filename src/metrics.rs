@@ -14,7 +14,6 @@ use std::time::Duration;
 use engine::Timings;
 use memory::pressure::Reader;
 use model::{ExpertMemory, StepRecord};
-use residency::experts::Bank;
 use serde_json::{Value, json};
 
 use crate::failure::Failure;
@@ -55,7 +54,7 @@ fn config_of(opened: &mut Opened) -> Value {
 }
 
 fn step_of(step: &StepRecord) -> Value {
-    let e = &step.experts;
+    let (e, process) = (&step.experts, step.process.as_ref());
     json!({
         "kind": "step",
         "tokens": step.rows,
@@ -67,6 +66,12 @@ fn step_of(step: &StepRecord) -> Value {
         "read_bytes": e.read_bytes,
         "cache_hit_pct": hit_pct(e.cache.hits, e.cache.misses),
         "misses": e.cache.misses,
+        "major_faults": step.major_faults,
+        "rss_bytes": process.map(|p| p.resident_bytes),
+        "anon_bytes": process.map(|p| p.anonymous_bytes),
+        "file_bytes": process.map(|p| p.mapped_bytes),
+        "swap_bytes": process.map(|p| p.swapped_bytes),
+        "dense_resident_frac": step.dense_resident,
     })
 }
 
@@ -76,7 +81,6 @@ fn summary_of(opened: &Opened, timings: &Timings, steps: &[StepRecord]) -> Value
     let sum = |field: fn(&StepRecord) -> Duration| ms(steps.iter().map(field).sum());
     let mib = |bytes: u64| (bytes as f64 / f64::from(1 << 20) * 10.0).round() / 10.0;
     let stats = opened.model().expert_stats().unwrap_or_default();
-    let Bank { .. } = opened.bank;
     let experts = stats.slots > 0;
     let if_experts = |value: Value| if experts { value } else { Value::Null };
     json!({
@@ -104,6 +108,8 @@ fn summary_of(opened: &Opened, timings: &Timings, steps: &[StepRecord]) -> Value
         "cache_budget_MiB": if_experts(json!(mib((stats.slots * stats.slot_bytes) as u64))),
         "dense_resident_frac": opened.model().dense_resident_share(),
         "major_faults": reader.major_faults(),
+        "processor_wait_ms": reader.processor_wait().map(ms),
+        "throttled_ms": reader.throttled().map(ms),
         "rss_bytes": process.as_ref().map(|p| p.resident_bytes),
         "anon_bytes": process.as_ref().map(|p| p.anonymous_bytes),
         "file_bytes": process.as_ref().map(|p| p.mapped_bytes),

@@ -119,7 +119,12 @@ pub(crate) fn open(settings: &Settings, name: &str, compute: &Compute, need: Nee
         path,
         threads: options.threads,
         context: planned.plan.context as usize,
-        mode: if planned.plan.mode == Mode::Refused { Mode::Resident } else { planned.plan.mode },
+        // What was refused runs if it is forced to, as far as memory goes.
+        mode: match (planned.plan.mode, planned.experts) {
+            (Mode::Refused, ExpertMemory::Resident) => Mode::Resident,
+            (Mode::Refused, ExpertMemory::Slots { .. }) => Mode::Streamed,
+            (mode, _) => mode,
+        },
         experts: planned.experts,
         slice_bytes: planned.footprint.expert_slice_bytes,
         bank: planned.footprint.bank,

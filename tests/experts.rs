@@ -44,6 +44,10 @@ fn an_answer_is_the_same_with_few_experts_in_memory_and_its_metrics_tell_what_th
         let (config, summary) = (&lines[0], &lines[lines.len() - 1]);
         assert_eq!((&config["kind"], &config["io_threads"]), (&Value::from("config"), &Value::from(1)));
         assert!(lines.len() >= 24 && lines[1..lines.len() - 1].iter().all(|line| line["kind"] == "step"), "{text}");
+        for line in &lines[1..lines.len() - 1] {
+            assert!(line["rss_bytes"].as_u64() > Some(0) && line["major_faults"].is_u64(), "{line}");
+            assert_eq!(line["dense_resident_frac"], 1.0);
+        }
         let number = |key: &str| summary[key].as_f64().unwrap_or_else(|| panic!("{key} in {summary}"));
         assert!(number("misses") > 0.0 && number("evictions") > 0.0 && number("expert_read_bytes") > 0.0);
         assert!(number("experts_routed") >= 4.0 * 24.0 && number("experts_dropped") == 0.0);
@@ -106,6 +110,9 @@ fn recorded_routing_is_replayed_and_the_second_run_of_a_model_begins_warm() {
     assert!(result["read_bytes_per_token"].as_f64().is_some_and(|bytes| bytes > 0.0), "{result}");
 
     answer(home.path(), Path::new(&model), &["--cache-mb", "3"]).json();
+    // The way to read was found by the first run, and the last one found it.
+    let ways = std::fs::read_to_string(home.path().join("lanes.json")).expect("the way that was found");
+    assert!(ways.contains("\"lanes\":"), "{ways}");
     let kept = std::fs::read_dir(home.path().join("experts")).expect("what was hot").count();
     assert_eq!(kept, 1);
 }

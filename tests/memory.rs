@@ -3,10 +3,10 @@
 mod common;
 
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::Command;
 
-use common::{Ended, airs, run};
+use common::{Cgroup, Ended, run};
 use fixtures::test_models;
 use serde_json::Value;
 use tempfile::TempDir;

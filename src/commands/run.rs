@@ -63,7 +63,9 @@ fn speak(
     if chats {
         let history = settings.library.home.join("history");
         let talk = |watched: &Watched<'_>| chat::converse(watched, &speaker, &history);
-        return watched(&mut opened.engine, Kernel::new(), talk).0;
+        let talked = watched(&mut opened.engine, Kernel::new(), talk).0;
+        warm::keep(settings, &opened.path, opened.model());
+        return talked;
     }
     let prompt = match (&args.tokens, &text) {
         (Some(tokens), _) => tokens.0.clone(),

@@ -23,6 +23,9 @@ pub(crate) fn execute(args: &Why) -> Result<(), Failure> {
     print(&format!("{story} {advice}\n"))
 }
 
+/// The share of the time from which on waiting for a processor is worth a word.
+const WAIT_SHARE: f64 = 0.05;
+
 fn number(value: &Value, key: &str) -> f64 {
     value[key].as_f64().unwrap_or(0.0)
 }
@@ -49,10 +52,22 @@ fn story(config: &Value, summary: &Value) -> String {
             bytes / 1e6 / io.max(1e-9),
             number(summary, "pack_ms"),
         );
+        let (misses, again) = (number(summary, "misses"), number(summary, "rereads"));
+        if again > 0.0 {
+            text += &format!(" {again:.0} of {misses:.0} had been in memory before and had made room.");
+        }
     }
     let faults = number(summary, "major_faults");
     if faults > 0.0 {
         text += &format!(" The system read {faults:.0} pages on its own (major faults).");
+    }
+    let (queue, throttled) = (number(summary, "processor_wait_ms"), number(summary, "throttled_ms"));
+    // Some always passes while threads wake each other.
+    if queue > WAIT_SHARE * wall {
+        text += &format!(" Its threads waited {queue:.0} ms for a processor, all together.");
+    }
+    if throttled > 0.0 {
+        text += &format!(" Its control group's CPU quota has been used up for {throttled:.0} ms so far.");
     }
     text
 }
@@ -65,6 +80,9 @@ fn advice(config: &Value, summary: &Value) -> String {
     if number(summary, "swap_bytes") > 0.0 {
         return "Part of the process was swapped out: a smaller --memory, or --cache-ceil-mb, would keep it in memory."
             .into();
+    }
+    if number(summary, "processor_wait_ms") > 0.3 * wall * number(config, "threads").max(1.0) {
+        return "Most helpful: fewer other programs on the processors, or fewer threads (-t): ours waited for their turn.".into();
     }
     match hits {
         Some(_) if stalled > 0.3 * wall => {
@@ -110,5 +128,16 @@ mod tests {
         assert!(advice(&config, &summary(500.0, 100.0)).contains("--cache-mb 500"));
         assert!(advice(&config, &summary(500.0, 800.0)).contains("faster drive"));
         assert!(advice(&config, &summary(0.0, 800.0)).contains("Computing binds"));
+
+        let with = |key: &str, number: f64| {
+            let mut summary = summary(500.0, 100.0);
+            summary[key] = json!(number);
+            summary
+        };
+        assert!(!story(&config, &with("processor_wait_ms", 40.0)).contains("processor"));
+        assert!(story(&config, &with("processor_wait_ms", 700.0)).contains("700 ms for a processor"));
+        assert!(advice(&config, &with("processor_wait_ms", 700.0)).contains("fewer threads"));
+        assert!(story(&config, &with("throttled_ms", 30.0)).contains("quota has been used up for 30 ms"));
+        assert!(story(&config, &with("rereads", 7.0)).contains("7 of 0 had been"));
     }
 }

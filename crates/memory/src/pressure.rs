@@ -6,6 +6,7 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 /// The machine's memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -133,6 +134,17 @@ pub fn major_faults(stat: &str) -> Option<u64> {
     rest.split_whitespace().nth(9)?.parse().ok()
 }
 
+/// The time of a `cpu.stat` in which its group was not let run: microseconds in version 2, nanoseconds in version 1.
+fn throttled(stat: &str) -> Option<Duration> {
+    let v2 = stat_field(stat, "throttled_usec").map(Duration::from_micros);
+    v2.or_else(|| stat_field(stat, "throttled_time").map(Duration::from_nanos))
+}
+
+/// The time of a `schedstat` in which its thread waited for a processor: the second field, nanoseconds.
+fn processor_wait(schedstat: &str) -> Option<Duration> {
+    schedstat.split_whitespace().nth(1)?.parse().ok().map(Duration::from_nanos)
+}
+
 /// A number in a file of `key value` lines.
 fn stat_field(text: &str, key: &str) -> Option<u64> {
     text.lines().find_map(|l| l.strip_prefix(key)?.strip_prefix(' ')?.trim().parse().ok())
@@ -145,23 +157,23 @@ fn limit(text: &str) -> Option<u64> {
     text.trim().parse().ok().filter(|&bytes: &u64| bytes < UNLIMITED_BYTES)
 }
 
-/// The groups of a process: of `/proc/self/cgroup`, the path in the version 1 hierarchy of `memory` and in version 2.
-fn group_paths(text: &str) -> (Option<&str>, Option<&str>) {
+/// The groups of a process: of `/proc/self/cgroup`, the path in the version 1 hierarchy of `controller` and in version 2.
+fn group_paths<'t>(text: &'t str, controller: &str) -> (Option<&'t str>, Option<&'t str>) {
     let mut paths = (None, None);
     for line in text.lines() {
         let mut fields = line.splitn(3, ':');
         match (fields.next(), fields.next(), fields.next()) {
             (Some("0"), Some(""), path) => paths.1 = path,
-            (_, Some(controllers), path) if controllers.split(',').any(|c| c == "memory") => paths.0 = path,
+            (_, Some(controllers), path) if controllers.split(',').any(|c| c == controller) => paths.0 = path,
             _ => {}
         }
     }
     paths
 }
 
-/// Where the control groups are mounted: of `/proc/self/mountinfo`, for version 1 of `memory` and for version 2, the
+/// Where the control groups are mounted: of `/proc/self/mountinfo`, for version 1 of `controller` and for version 2, the
 /// group at the top of the mount and the mount's place.
-fn group_mounts(text: &str) -> [Option<(&str, &str)>; 2] {
+fn group_mounts<'t>(text: &'t str, controller: &str) -> [Option<(&'t str, &'t str)>; 2] {
     let mut mounts = [None, None];
     for line in text.lines() {
         let Some((left, right)) = line.split_once(" - ") else { continue };
@@ -170,7 +182,7 @@ fn group_mounts(text: &str) -> [Option<(&str, &str)>; 2] {
         let mut right = right.split(' ');
         match (right.next(), right.nth(1)) {
             (Some("cgroup2"), _) => mounts[1] = Some((root, place)),
-            (Some("cgroup"), Some(options)) if options.split(',').any(|o| o == "memory") => {
+            (Some("cgroup"), Some(options)) if options.split(',').any(|o| o == controller) => {
                 mounts[0] = Some((root, place));
             }
             _ => {}
@@ -231,20 +243,39 @@ impl Reader {
 
     /// The control groups of this process that account for memory, its own first, up to the top of what is mounted.
     pub fn groups(&self) -> Vec<Group> {
+        let dirs = self.group_dirs("memory");
+        dirs.iter().filter_map(|(dir, version)| group(dir, *version)).collect()
+    }
+
+    /// The directories of this process's control groups in the hierarchies of `controller`, each with its version.
+    fn group_dirs(&self, controller: &str) -> Vec<(PathBuf, u8)> {
         let paths = self.text("/proc/self/cgroup").unwrap_or_default();
         let mounts = self.text("/proc/self/mountinfo").unwrap_or_default();
-        let (v1, v2) = group_paths(&paths);
-        let mut groups = Vec::new();
-        for ((path, mount), version) in [v1, v2].into_iter().zip(group_mounts(&mounts)).zip([1, 2]) {
+        let (v1, v2) = group_paths(&paths, controller);
+        let mut dirs = Vec::new();
+        for ((path, mount), version) in [v1, v2].into_iter().zip(group_mounts(&mounts, controller)).zip([1, 2]) {
             let (Some(path), Some((top, place))) = (path, mount) else { continue };
             // In a container the mount shows a part of the tree, and the path may be told from the tree's own top.
             let path = path.strip_prefix(top.trim_end_matches('/')).unwrap_or("");
             let place = self.root.join(place.trim_start_matches('/'));
             let own = place.join(path.trim_start_matches('/'));
             let below = |dir: &&Path| dir.starts_with(&place);
-            groups.extend(own.ancestors().take_while(below).filter_map(|dir| group(dir, version)));
+            dirs.extend(own.ancestors().take_while(below).map(|dir| (dir.to_owned(), version)));
         }
-        groups
+        dirs
+    }
+
+    /// Time in which this process's control groups were not let run, since they were made: their CPU quota was used up.
+    pub fn throttled(&self) -> Option<Duration> {
+        let of = |(dir, _): (PathBuf, u8)| throttled(&fs::read_to_string(dir.join("cpu.stat")).ok()?);
+        self.group_dirs("cpu").into_iter().filter_map(of).max()
+    }
+
+    /// Time in which threads of this process could have run and waited for a processor, all together, so far.
+    pub fn processor_wait(&self) -> Option<Duration> {
+        let tasks = fs::read_dir(self.root.join("proc/self/task")).ok()?;
+        let of = |task: fs::DirEntry| processor_wait(&fs::read_to_string(task.path().join("schedstat")).ok()?);
+        Some(tasks.filter_map(Result::ok).filter_map(of).sum())
     }
 }
 
@@ -363,9 +394,28 @@ mod tests {
     }
 
     #[test]
+    fn time_without_a_processor_is_told_by_group_and_by_thread() {
+        let (_dir, reader) = tree(&[
+            ("proc/self/cgroup", "3:cpu,cpuacct:/a\n0::/b\n"),
+            (
+                "proc/self/mountinfo",
+                "35 31 0:32 / /sys/fs/cgroup/cpu rw - cgroup cgroup rw,cpu,cpuacct\n\
+                 41 31 0:38 / /sys/fs/cgroup/unified rw - cgroup2 cgroup2 rw\n",
+            ),
+            ("sys/fs/cgroup/cpu/a/cpu.stat", "nr_throttled 2\nthrottled_time 5000000\n"),
+            ("sys/fs/cgroup/unified/b/cpu.stat", "usage_usec 9\nthrottled_usec 7000\n"),
+            ("proc/self/task/10/schedstat", "900 1000000 3\n"),
+            ("proc/self/task/11/schedstat", "900 2000000 3\n"),
+        ]);
+        assert_eq!(reader.throttled(), Some(Duration::from_millis(7)), "what holds it longest");
+        assert_eq!(reader.processor_wait(), Some(Duration::from_millis(3)));
+    }
+
+    #[test]
     fn where_the_kernel_tells_nothing_all_is_absent() {
         let (_dir, reader) = tree(&[]);
         assert_eq!((reader.meminfo(), reader.process(), reader.psi()), (None, None, None));
+        assert_eq!((reader.throttled(), reader.processor_wait()), (None, None));
         assert_eq!((reader.major_faults(), reader.proportional_bytes(), reader.groups()), (None, None, vec![]));
     }
 

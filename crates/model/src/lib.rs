@@ -201,8 +201,7 @@ impl Model {
     /// The share of the matrices' place that is in memory now, if the system tells; `None` where they are left to the page
     /// cache.
     pub fn dense_resident_share(&self) -> Option<f64> {
-        let region = self.weights.region()?;
-        Some(region.resident_bytes() as f64 / region.len_bytes().max(1) as f64)
+        self.weights.resident_share()
     }
 
     /// What happened to the experts, where they are in slots.

@@ -2,10 +2,11 @@
 
 use crate::moe::streamed::ExpertStats;
 use crate::weights::Weights;
+use memory::pressure::{Process, Reader};
 use std::time::{Duration, Instant};
 
 /// One forward pass.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct StepRecord {
     /// Tokens computed.
     pub rows: usize,
@@ -17,6 +18,12 @@ pub struct StepRecord {
     pub stalled: Duration,
     /// What happened to experts meanwhile; their reads may go on after the step.
     pub experts: ExpertStats,
+    /// Pages that the system read meanwhile for this process on its own, where it tells.
+    pub major_faults: Option<u64>,
+    /// The process's memory at the end, where the system tells.
+    pub process: Option<Process>,
+    /// The share of the packed weights that was resident at the end, where they are memory of our own.
+    pub dense_resident: Option<f64>,
 }
 
 /// The counts before a step.
@@ -25,13 +32,15 @@ pub(crate) struct Begun {
     computed: Duration,
     waited: Duration,
     experts: ExpertStats,
+    major_faults: Option<u64>,
 }
 
 impl Begun {
     /// Reads them; `computed` is the pool's.
     pub(crate) fn now(weights: &Weights, computed: Duration) -> Begun {
         let experts = weights.streamed.as_ref().map_or_else(ExpertStats::default, |s| s.stats());
-        Begun { at: Instant::now(), computed, waited: weights.stats().waited, experts }
+        let major_faults = Reader::default().major_faults();
+        Begun { at: Instant::now(), computed, waited: weights.stats().waited, experts, major_faults }
     }
 
     /// What the step took that began there and ends now.
@@ -44,6 +53,9 @@ impl Begun {
             computed: now.computed - self.computed,
             stalled: now.waited - self.waited + experts.stalled,
             experts,
+            major_faults: now.major_faults.zip(self.major_faults).map(|(now, before)| now - before),
+            process: Reader::default().process(),
+            dense_resident: weights.resident_share(),
         }
     }
 }

@@ -256,6 +256,12 @@ impl Weights {
         Stats { read_bytes: stats.read_bytes + self.embedding.read_bytes() + self.bound_bytes + experts, ..stats }
     }
 
+    /// The share of the region that is in memory now.
+    pub(crate) fn resident_share(&self) -> Option<f64> {
+        let region = self.region()?;
+        Some(region.resident_bytes() as f64 / region.len_bytes().max(1) as f64)
+    }
+
     /// The region that holds the matrices, if it is one.
     pub(crate) fn region(&self) -> Option<&memory::Region> {
         match &self.store {
