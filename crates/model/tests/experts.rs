@@ -6,7 +6,8 @@ use fixtures::route_trace::{RouteSpec, made_up};
 use fixtures::tiny_model::{self, Architecture, TinySpec};
 use gguf::TensorType;
 use model::{
-    Error, ExpertMemory, ExpertStats, Header, LaneOptions, LoadOptions, Model, RouteReplay, Row, Runner, RunnerOptions,
+    DenseWeights, Error, ExpertMemory, ExpertStats, Header, LaneOptions, LoadOptions, Model, RouteReplay, Row, Runner,
+    RunnerOptions,
 };
 use residency::experts::Trace;
 use std::path::{Path, PathBuf};
@@ -96,6 +97,22 @@ fn experts_in_slots_give_the_bits_of_those_in_memory_in_every_way() {
         }
     }
     assert_eq!(ways, Architecture::EXPERTS.len() * 5 * 3 * 4);
+}
+
+#[test]
+fn experts_stream_beside_dense_weights_of_each_kind() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let path = written(&directory, &TinySpec::new(Architecture::Glm4Moe, TensorType::Q4_K));
+    let want = logits(&open(&path, &LoadOptions::default())).expect("a good file");
+    for dense_weights in [DenseWeights::Anon, DenseWeights::Warm, DenseWeights::Mmap] {
+        for direct_io in [true, false] {
+            let options = LoadOptions { dense_weights, direct_io, ..options(7, 2, 1, true) };
+            let model = open(&path, &options);
+            assert!(logits(&model).expect("a good file") == want, "{options:?}");
+            assert!(stats(&model).cache.evictions > 0, "{options:?}");
+            assert_eq!(model.dense_resident_share().is_some(), dense_weights == DenseWeights::Anon, "{options:?}");
+        }
+    }
 }
 
 #[test]
