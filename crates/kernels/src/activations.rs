@@ -5,6 +5,8 @@
 //! of G words: eight with four columns each, then what the constants below name. The layout depends on the instruction
 //! set, the results do not.
 //!
+//! A group's forms lie side by side: the quantized words, those of the rest, the floats.
+//!
 //! Rows may be gathered into parts, each of which begins with a group of its own: the tokens of an expert.
 //!
 //! With [`Precision::Double`] the rest of each value is quantized too, in a buffer of the same layout: products with both
@@ -14,6 +16,7 @@ use crate::isa::Level;
 use crate::math::sum16;
 use crate::simd::{Op, Simd};
 use crate::threads::Pool;
+use std::ops::Range;
 
 /// Rows of words for 32 columns.
 pub(crate) const BLOCK_WORDS: usize = 13;
@@ -55,6 +58,10 @@ pub(crate) enum Form {
     Floats,
 }
 
+impl Form {
+    const ALL: usize = 3;
+}
+
 /// Activations of a batch for weights of `cols` columns.
 #[derive(Debug, Default)]
 pub struct Activations {
@@ -63,11 +70,21 @@ pub struct Activations {
     cols: usize,
     /// Tokens of the widest group.
     group_max: usize,
-    quantized: Vec<u32>,
-    rest: Vec<u32>,
-    floats: Vec<u32>,
-    forms: Forms,
-    precision: Precision,
+    /// The groups, one after the other; it only grows.
+    words: Vec<u32>,
+    /// Words of a token in each form.
+    form_words: [usize; Form::ALL],
+    /// Which rows each group takes, and its place, in tokens; both only grow.
+    groups: Vec<Group>,
+    places: Vec<Range<usize>>,
+}
+
+/// Rows that make a group.
+#[derive(Debug, Clone, Copy)]
+struct Group {
+    /// The first, among those that were asked for.
+    first: usize,
+    tokens: usize,
 }
 
 /// A part's place.
@@ -105,14 +122,10 @@ impl<'a> Part<'a> {
     pub(crate) fn group(&self, start: usize, form: Form) -> &'a [u32] {
         let acts = self.acts;
         let (_, width) = group_at(start, self.span.tokens, self.group_max());
-        let (buffer, ready) = match form {
-            Form::Quantized => (&acts.quantized, acts.forms.quantized),
-            Form::Rest => (&acts.rest, acts.forms.quantized && acts.precision == Precision::Double),
-            Form::Floats => (&acts.floats, acts.forms.floats),
-        };
-        assert!(ready, "the activations were not prepared as {form:?}");
-        let (first, per_token) = (self.span.first + start, words_per_token(acts.cols, form == Form::Floats));
-        &buffer[first * per_token..(first + width) * per_token]
+        let (before, len) = (&acts.form_words[..form as usize], acts.form_words[form as usize]);
+        assert!(len > 0, "the activations were not prepared as {form:?}");
+        let place = (self.span.first + start) * acts.token_words() + width * before.iter().sum::<usize>();
+        &acts.words[place..place + width * len]
     }
 }
 
@@ -158,6 +171,11 @@ impl Activations {
     /// Columns of each token.
     pub fn cols(&self) -> usize {
         self.cols
+    }
+
+    /// Words of a token in all forms.
+    fn token_words(&self) -> usize {
+        self.form_words.iter().sum()
     }
 
     /// Part `index`; all rows are part 0 if they were not gathered.
@@ -212,62 +230,55 @@ impl Activations {
             !forms.quantized || cols.is_multiple_of(32),
             "quantized products need columns in multiples of 32, not {cols}"
         );
-        (self.cols, self.group_max, self.forms, self.precision) = (cols, level.run(GroupMax), forms, precision);
+        (self.cols, self.group_max) = (cols, level.run(GroupMax));
+        let double = forms.quantized && precision == Precision::Double;
+        self.form_words = [(forms.quantized, false), (double, false), (forms.floats, true)]
+            .map(|(wanted, floats)| if wanted { words_per_token(cols, floats) } else { 0 });
+        let rows = self.cut(parts);
+        let last = ids.map_or(rows.checked_sub(1), |ids| ids.iter().max().map(|&id| id as usize));
+        let fits = last.is_none_or(|last| last * source.stride + cols <= source.x.len());
+        assert!(fits, "row {last:?} of {cols} values, {} apart, of {}", source.stride, source.x.len());
+
+        let row_len = self.token_words();
+        let padded = self.places.last().map_or(0, |place| place.end);
+        if self.words.len() < padded * row_len {
+            self.words.resize(padded * row_len, 0);
+        }
+        let Self { words, groups, places, form_words, .. } = self;
+        pool.run_bands(words, row_len, places, row_len.max(1), |i, _, cell| {
+            let (Group { first, tokens }, width) = (groups[i], places[i].len());
+            let rows = Rows { source, ids, first, tokens, width };
+            let (quantized, others) = cell.all().split_at_mut(width * form_words[0]);
+            let (rest, floats) = others.split_at_mut(width * form_words[1]);
+            if !quantized.is_empty() {
+                let rest = Some(rest).filter(|rest| !rest.is_empty());
+                level.run(Quantize { rows: &rows, out: quantized, rest });
+            }
+            if !floats.is_empty() {
+                level.run(Interleave { rows: &rows, out: floats });
+            }
+        });
+    }
+
+    /// Cuts parts of so many rows into groups; the rows of all.
+    fn cut(&mut self, parts: &[usize]) -> usize {
         self.parts.clear();
-        let (mut padded, mut groups, mut from) = (0, Vec::new(), 0);
+        self.groups.clear();
+        self.places.clear();
+        let (mut padded, mut from) = (0, 0);
         for &tokens in parts {
             self.parts.push(Span { first: padded, tokens });
             let group_max = group_max(tokens, self.group_max);
             for start in (0..tokens).step_by(group_max) {
                 let (len, width) = group_at(start, tokens, group_max);
-                groups.push(Rows { source, ids, first: from + start, tokens: len, width });
+                self.groups.push(Group { first: from + start, tokens: len });
+                self.places.push(padded..padded + width);
                 padded += width;
             }
             from += tokens;
         }
-        let last = ids.map_or(from.checked_sub(1), |ids| ids.iter().max().map(|&id| id as usize));
-        let fits = last.is_none_or(|last| last * source.stride + cols <= source.x.len());
-        assert!(fits, "row {last:?} of {cols} values, {} apart, of {}", source.stride, source.x.len());
-
-        let double = forms.quantized && precision == Precision::Double;
-        let per_token = [(forms.quantized, false), (double, false), (forms.floats, true)]
-            .map(|(wanted, floats)| if wanted { words_per_token(cols, floats) } else { 0 });
-        let mut left = [
-            room(&mut self.quantized, padded * per_token[0]),
-            room(&mut self.rest, padded * per_token[1]),
-            room(&mut self.floats, padded * per_token[2]),
-        ];
-        let mut tasks: Vec<_> = groups
-            .into_iter()
-            .map(|rows| {
-                let outs: [&mut [u32]; 3] = std::array::from_fn(|i| {
-                    let (out, behind) = std::mem::take(&mut left[i]).split_at_mut(rows.width * per_token[i]);
-                    left[i] = behind;
-                    out
-                });
-                (rows, outs)
-            })
-            .collect();
-        pool.run_chunks(&mut tasks, 1, |_, tasks| {
-            for (rows, [quantized, rest, floats]) in tasks {
-                if !quantized.is_empty() {
-                    let rest = Some(&mut **rest).filter(|rest| !rest.is_empty());
-                    level.run(Quantize { rows, out: quantized, rest });
-                }
-                if !floats.is_empty() {
-                    level.run(Interleave { rows, out: floats });
-                }
-            }
-        });
+        from
     }
-}
-
-/// The first `words` of a buffer that only grows.
-fn room(buffer: &mut Vec<u32>, words: usize) -> &mut [u32] {
-    if buffer.len() < words {
-        buffer.resize(words, 0);
-    }
-    &mut buffer[..words]
 }
 
 fn words_per_token(cols: usize, floats: bool) -> usize {

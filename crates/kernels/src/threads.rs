@@ -330,6 +330,13 @@ impl<T> Cell<'_, T> {
         // SAFETY: invariant 3; the cell lies in the slice that `run_grid` borrows for as long as tasks run.
         unsafe { std::slice::from_raw_parts_mut(self.base.wrapping_add(i * self.stride), self.cols) }
     }
+
+    /// All of its values, row by row, of a cell that is as wide as the data.
+    pub fn all(&mut self) -> &mut [T] {
+        assert_eq!(self.cols, self.stride, "columns of a cell and of its data");
+        // SAFETY: invariant 3; rows without a gap between them lie in the slice as one piece.
+        unsafe { std::slice::from_raw_parts_mut(self.base, self.rows * self.cols) }
+    }
 }
 
 struct Base<T>(*mut T);
@@ -390,6 +397,9 @@ mod tests {
                 cell.row(r).iter_mut().for_each(|x| *x += (band * 100 + col + 1) as u32);
             }
         });
+        let mut whole = data.clone();
+        pool.run_bands(&mut whole, 20, &[0..9], 20, |_, _, cell| cell.all().iter_mut().for_each(|x| *x += 1));
+        assert!(whole.iter().zip(&data).all(|(a, b)| *a == b + 1));
         let bands = [Some(0), Some(1), Some(1), Some(1), None, None, Some(2), Some(2), Some(2)];
         for (i, &x) in data.iter().enumerate() {
             let want = bands[i / 20].map_or(0, |band| band * 100 + i % 20 / 16 * 16 + 1);

@@ -96,6 +96,14 @@ pub(crate) fn grow(buffer: &mut Vec<f32>, len: usize) -> &mut [f32] {
     &mut buffer[..len]
 }
 
+/// An empty list in the room of another one, of elements that differ in nothing but what they borrow.
+pub(crate) fn recycled<A, B>(list: &mut Vec<A>) -> Vec<B> {
+    let mut list = std::mem::take(list);
+    list.clear();
+    // The standard library collects into the memory that it iterates over, where sizes agree; a test counts.
+    list.into_iter().map(|_| unreachable!("an empty list")).collect()
+}
+
 /// The shape of attention in `layer`, with keys and values of `types`.
 pub(crate) fn shape(config: &Config, layer: usize, types: (KvType, KvType)) -> Shape {
     Shape {

@@ -5,6 +5,7 @@ use super::{Activations, Emit, Gate, MADE, Matrix, Output, Panel, WORK, check, t
 use crate::PANEL_ROWS;
 use crate::isa::Level;
 use crate::threads::{Cell, Pool};
+use std::cell::RefCell;
 use std::ops::Range;
 
 /// Rows that meet a matrix of their own.
@@ -29,12 +30,40 @@ pub struct GatedBand<'a> {
     pub rows: Range<usize>,
 }
 
+/// What all kinds of bands have.
+trait Meets: Sync {
+    /// Which rows meet what: the matrices, the part of the activations and the rows.
+    fn each(&self) -> (&[Matrix<'_>], usize, &Range<usize>);
+}
+
+impl Meets for Band<'_> {
+    fn each(&self) -> (&[Matrix<'_>], usize, &Range<usize>) {
+        (std::slice::from_ref(&self.matrix), self.part, &self.rows)
+    }
+}
+
+impl Meets for GatedBand<'_> {
+    fn each(&self) -> (&[Matrix<'_>], usize, &Range<usize>) {
+        (&self.matrices, self.part, &self.rows)
+    }
+}
+
+/// How bands are cut: for each cell its band, its tokens in the part, and its rows.
+#[derive(Default)]
+struct Cut {
+    tiles: Vec<(usize, Range<usize>)>,
+    rows: Vec<Range<usize>>,
+}
+
+thread_local! {
+    /// Of the last call, for its room.
+    static CUT: RefCell<Cut> = RefCell::default();
+}
+
 /// Products of each band with its matrix. `out` has rows as long as the matrices' padded rows, which are all the same;
 /// bands ascend, and rows between them are left as they are.
 pub fn matmul_bands(pool: &mut Pool, level: Level, bands: &[Band<'_>], acts: &Activations, out: &mut [f32]) {
-    let parts = bands.iter().map(|band| ([&band.matrix; 1], band.part, &band.rows));
-    run(pool, parts.collect(), acts, out, |band, tokens, col, cell| {
-        let band = &bands[band];
+    run(pool, bands, acts, out, |band, tokens, col, cell| {
         for at in (0..cell.row(0).len()).step_by(PANEL_ROWS) {
             MADE.with_borrow_mut(|[room, _]| {
                 let panel = Panel::new(&band.matrix, (col + at) / PANEL_ROWS, room);
@@ -57,9 +86,7 @@ pub fn matmul_gated_bands(
     acts: &Activations,
     out: &mut [f32],
 ) {
-    let parts = bands.iter().map(|band| (band.matrices.each_ref(), band.part, &band.rows));
-    run(pool, parts.collect(), acts, out, |band, tokens, col, cell| {
-        let band = &bands[band];
+    run(pool, bands, acts, out, |band, tokens, col, cell| {
         for at in (0..cell.row(0).len()).step_by(PANEL_ROWS) {
             MADE.with_borrow_mut(|[gate_room, up_room]| {
                 let index = (col + at) / PANEL_ROWS;
@@ -73,34 +100,39 @@ pub fn matmul_gated_bands(
     });
 }
 
-/// Cuts bands into cells, and calls `task` with each: the number of its band, its tokens in the part, its first column.
-fn run<const N: usize>(
+/// Cuts bands into cells, and calls `task` with each: its band, its tokens in the part, its first column.
+fn run<B: Meets>(
     pool: &mut Pool,
-    bands: Vec<([&Matrix<'_>; N], usize, &Range<usize>)>,
+    bands: &[B],
     acts: &Activations,
     out: &mut [f32],
-    task: impl Fn(usize, Range<usize>, usize, &mut Cell<'_, f32>) + Sync,
+    task: impl Fn(&B, Range<usize>, usize, &mut Cell<'_, f32>) + Sync,
 ) {
-    let Some(row_len) = bands.first().map(|(matrices, ..)| matrices[0].padded_rows()) else { return };
-    let (mut tiles, mut places, mut tokens, mut bytes) = (Vec::new(), Vec::new(), 0, 0);
-    for (i, (matrices, part, rows)) in bands.iter().enumerate() {
-        for matrix in matrices {
-            check(matrix, acts);
-            assert_eq!(matrix.padded_rows(), row_len, "outputs of all bands");
-            bytes += matrix.len_bytes();
+    let Some(row_len) = bands.first().map(|band| band.each().0[0].padded_rows()) else { return };
+    CUT.with_borrow_mut(|Cut { tiles, rows: places }| {
+        tiles.clear();
+        places.clear();
+        let (mut tokens, mut bytes) = (0, 0);
+        for (i, band) in bands.iter().enumerate() {
+            let (matrices, part, rows) = band.each();
+            for matrix in matrices {
+                check(matrix, acts);
+                assert_eq!(matrix.padded_rows(), row_len, "outputs of all bands");
+                bytes += matrix.len_bytes();
+            }
+            assert_eq!(acts.part(part).tokens(), rows.len(), "rows of a band and of its part");
+            for start in (0..rows.len()).step_by(tile_tokens(acts)) {
+                let end = rows.len().min(start + tile_tokens(acts));
+                tiles.push((i, start..end));
+                places.push(rows.start + start..rows.start + end);
+            }
+            tokens += rows.len();
         }
-        assert_eq!(acts.part(*part).tokens(), rows.len(), "rows of a band and of its part");
-        for start in (0..rows.len()).step_by(tile_tokens(acts)) {
-            let end = rows.len().min(start + tile_tokens(acts));
-            tiles.push((i, start..end));
-            places.push(rows.start + start..rows.start + end);
-        }
-        tokens += rows.len();
-    }
-    let panels = bands.len() * row_len / PANEL_ROWS;
-    let panels = task_panels(panels, bytes / panels.max(1), tokens / bands.len(), pool.threads());
-    pool.run_bands(out, row_len, &places, panels.min(row_len / PANEL_ROWS) * PANEL_ROWS, |tile, col, cell| {
-        let (band, tokens) = &tiles[tile];
-        task(*band, tokens.clone(), col, cell);
+        let panels = bands.len() * row_len / PANEL_ROWS;
+        let panels = task_panels(panels, bytes / panels.max(1), tokens / bands.len(), pool.threads());
+        pool.run_bands(out, row_len, places, panels.min(row_len / PANEL_ROWS) * PANEL_ROWS, |tile, col, cell| {
+            let (band, tokens) = &tiles[tile];
+            task(&bands[*band], tokens.clone(), col, cell);
+        });
     });
 }

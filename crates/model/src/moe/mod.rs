@@ -9,7 +9,7 @@ pub(crate) mod source;
 pub(crate) mod streamed;
 
 use crate::Error;
-use crate::forward::{Forward, grow};
+use crate::forward::{Forward, grow, recycled};
 use crate::weights::Experts;
 use batch::Batch;
 pub(crate) use batch::Wanted;
@@ -36,12 +36,24 @@ pub(crate) struct Scratch {
     middle: Vec<f32>,
     /// Outputs before they are weighed, `[tokens * used, embedding_len]`.
     out: Vec<f32>,
+    round: Round,
     /// Their sums, where these are normalized, `[tokens, embedding_len]`.
     sums: Vec<f32>,
     /// Tokens that chose each expert so far, `[layers, experts]`.
     pub(crate) counts: Vec<u64>,
     /// Choices that were recorded elsewhere, instead of the router's.
     pub(crate) replay: Option<RouteReplay>,
+}
+
+/// Lists of what is computed at once, kept for their room.
+#[derive(Debug, Default)]
+struct Round {
+    ready: Vec<Ready<'static>>,
+    gates: Vec<GatedBand<'static>>,
+    downs: Vec<Band<'static>>,
+    /// Rows of the downward product, and how many each expert has.
+    ids: Vec<u32>,
+    parts: Vec<usize>,
 }
 
 impl Forward<'_> {
@@ -142,41 +154,52 @@ impl Forward<'_> {
     /// Computes the experts that were chosen, each for all of its tokens, as they come.
     fn compute_experts(&mut self, index: usize, experts: &Experts, n: usize) -> Result<(), Error> {
         let (level, width, s) = (self.level, self.config.embedding_len, &mut *self.scratch);
-        let Scratch { batch, acts, middle_acts, middle, out, .. } = &mut s.moe;
+        let Scratch { batch, acts, middle_acts, middle, out, round, .. } = &mut s.moe;
         let (wanted, rows) = (&batch.wanted, batch.tokens.len());
         let source = Source { x: &s.normed, stride: width, cols: width, norm: None };
-        let all: Vec<usize> = wanted.iter().map(|w| w.rows.len()).collect();
+        round.parts.clear();
+        round.parts.extend(wanted.iter().map(|w| w.rows.len()));
         // A token alone is the same for all of its experts.
         let alone = n == 1;
-        let (ids, parts) = if alone { (&[0][..], &[1][..]) } else { (&batch.tokens[..], &all[..]) };
+        let (ids, parts) = if alone { (&[0][..], &[1][..]) } else { (&batch.tokens[..], &round.parts[..]) };
         acts.gather(self.pool, level, &source, ids, parts, experts.forms_in(), Precision::Single);
         let middle_len = experts.middle_len();
         let (middle, out) = (grow(middle, rows * middle_len), grow(out, rows * width));
-        let mut visit = self.expert_source.visit(index, wanted)?;
-        loop {
-            let (mut gates, mut downs) = (Vec::new(), Vec::new());
-            for ready in visit.next()? {
-                match ready {
-                    Ready::GateUp(i, matrices) => {
-                        let part = if alone { 0 } else { i };
-                        gates.push(GatedBand { matrices, part, rows: wanted[i].rows.clone() });
+        let pool = &mut *self.pool;
+        self.expert_source.visit(index, wanted, &mut |visit| {
+            loop {
+                let (mut gates, mut downs) = (recycled(&mut round.gates), recycled(&mut round.downs));
+                let mut ready = recycled(&mut round.ready);
+                visit.next(&mut ready)?;
+                for ready in ready.drain(..) {
+                    match ready {
+                        Ready::GateUp(i, matrices) => {
+                            let part = if alone { 0 } else { i };
+                            gates.push(GatedBand { matrices, part, rows: wanted[i].rows.clone() });
+                        }
+                        Ready::Down(i, matrix) => downs.push(Band { matrix, part: 0, rows: wanted[i].rows.clone() }),
                     }
-                    Ready::Down(i, matrix) => downs.push(Band { matrix, part: 0, rows: wanted[i].rows.clone() }),
                 }
+                round.ready = recycled(&mut ready);
+                if gates.is_empty() && downs.is_empty() {
+                    return Ok(());
+                }
+                gates.sort_unstable_by_key(|band| band.rows.start);
+                downs.sort_unstable_by_key(|band| band.rows.start);
+                matmul_gated_bands(pool, level, &gates, experts.gate_function, acts, middle);
+                round.gates = recycled(&mut gates);
+
+                downs.iter_mut().enumerate().for_each(|(part, band)| band.part = part);
+                round.ids.clear();
+                round.ids.extend(downs.iter().flat_map(|band| band.rows.clone()).map(|row| row as u32));
+                round.parts.clear();
+                round.parts.extend(downs.iter().map(|band| band.rows.len()));
+                let source = Source { x: middle, stride: middle_len, cols: middle_len, norm: None };
+                let forms = Forms::of(downs.iter().map(|band| band.matrix.format));
+                middle_acts.gather(pool, level, &source, &round.ids, &round.parts, forms, Precision::Single);
+                matmul_bands(pool, level, &downs, middle_acts, out);
+                round.downs = recycled(&mut downs);
             }
-            if gates.is_empty() && downs.is_empty() {
-                return Ok(());
-            }
-            gates.sort_unstable_by_key(|band| band.rows.start);
-            downs.sort_unstable_by_key(|band| band.rows.start);
-            matmul_gated_bands(self.pool, level, &gates, experts.gate_function, acts, middle);
-            downs.iter_mut().enumerate().for_each(|(part, band)| band.part = part);
-            let ids: Vec<u32> = downs.iter().flat_map(|band| band.rows.clone()).map(|row| row as u32).collect();
-            let parts: Vec<usize> = downs.iter().map(|band| band.rows.len()).collect();
-            let source = Source { x: middle, stride: middle_len, cols: middle_len, norm: None };
-            let forms = Forms::of(downs.iter().map(|band| band.matrix.format));
-            middle_acts.gather(self.pool, level, &source, &ids, &parts, forms, Precision::Single);
-            matmul_bands(self.pool, level, &downs, middle_acts, out);
-        }
+        })
     }
 }

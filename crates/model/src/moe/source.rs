@@ -27,15 +27,21 @@ pub(crate) trait ExpertSource: Send + Sync {
         let _ = (examined, dropped);
     }
 
-    /// Begins with the experts `wanted` of `layer`, which ascend.
-    fn visit<'a>(&'a self, layer: usize, wanted: &'a [Wanted]) -> Result<Box<dyn Visit + 'a>, Error>;
+    /// Has `compute` use the experts `wanted` of `layer`, which ascend.
+    fn visit(
+        &self,
+        layer: usize,
+        wanted: &[Wanted],
+        compute: &mut dyn FnMut(&mut dyn Visit) -> Result<(), Error>,
+    ) -> Result<(), Error>;
 }
 
 /// One layer's use of its experts.
 pub(crate) trait Visit {
-    /// What has come since the last call: at least one part, for which it waits, or nothing when all were handed out.
-    /// An expert's gate and up come before its down, or with it. What the call before handed out is not used any more.
-    fn next(&mut self) -> Result<Vec<Ready<'_>>, Error>;
+    /// Adds to `ready` what has come since the last call: at least one part, for which it waits, or nothing when all were
+    /// handed out. An expert's gate and up come before its down, or with it. What the call before handed out is not used any
+    /// more.
+    fn next<'s>(&'s mut self, ready: &mut Vec<Ready<'s>>) -> Result<(), Error>;
 }
 
 /// Experts that are in memory with all other weights.
@@ -49,19 +55,23 @@ struct All<'a> {
 }
 
 impl ExpertSource for Resident<'_> {
-    fn visit<'a>(&'a self, layer: usize, wanted: &'a [Wanted]) -> Result<Box<dyn Visit + 'a>, Error> {
-        Ok(Box::new(All { weights: self.0, layer: &self.0.layers[layer], wanted }))
+    fn visit(
+        &self,
+        layer: usize,
+        wanted: &[Wanted],
+        compute: &mut dyn FnMut(&mut dyn Visit) -> Result<(), Error>,
+    ) -> Result<(), Error> {
+        compute(&mut All { weights: self.0, layer: &self.0.layers[layer], wanted })
     }
 }
 
 impl Visit for All<'_> {
-    fn next(&mut self) -> Result<Vec<Ready<'_>>, Error> {
+    fn next<'s>(&'s mut self, ready: &mut Vec<Ready<'s>>) -> Result<(), Error> {
         let (wanted, experts) = (std::mem::take(&mut self.wanted), self.layer.experts.as_ref());
-        let parts = wanted.iter().enumerate().zip(experts.into_iter().cycle());
-        let parts = parts.flat_map(|((i, wanted), experts)| {
-            let gate_up = experts.gate_up(self.weights, wanted.expert);
-            [Ready::GateUp(i, gate_up), Ready::Down(i, experts.down(self.weights, wanted.expert))]
-        });
-        Ok(parts.collect())
+        for ((i, wanted), experts) in wanted.iter().enumerate().zip(experts.into_iter().cycle()) {
+            ready.push(Ready::GateUp(i, experts.gate_up(self.weights, wanted.expert)));
+            ready.push(Ready::Down(i, experts.down(self.weights, wanted.expert)));
+        }
+        Ok(())
     }
 }

@@ -284,8 +284,13 @@ impl ExpertSource for Streamed {
         state.dropped += dropped;
     }
 
-    fn visit<'a>(&'a self, layer: usize, wanted: &'a [Wanted]) -> Result<Box<dyn Visit + 'a>, Error> {
+    fn visit(
+        &self,
+        layer: usize,
+        wanted: &[Wanted],
+        compute: &mut dyn FnMut(&mut dyn Visit) -> Result<(), Error>,
+    ) -> Result<(), Error> {
         let layer = self.shared.index[layer].expect("a layer with experts");
-        Ok(Box::new(visit::Streaming::begin(self, layer, wanted)))
+        compute(&mut visit::Streaming::begin(self, layer, wanted))
     }
 }

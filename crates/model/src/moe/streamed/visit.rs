@@ -116,9 +116,8 @@ impl<'a> Streaming<'a> {
         self.stacks[part.part].matrix(self.wanted[part.wanted].expert, part.lease.bytes())
     }
 
-    /// The matrices of what was taken.
-    fn ready(&self) -> Vec<Ready<'_>> {
-        let mut ready = Vec::new();
+    /// Adds the matrices of what was taken.
+    fn hand_out<'s>(&'s self, ready: &mut Vec<Ready<'s>>) {
         let mut parts = self.leases.iter();
         while let Some(part) = parts.next() {
             if part.part == 2 {
@@ -127,7 +126,6 @@ impl<'a> Streaming<'a> {
                 ready.push(Ready::GateUp(part.wanted, [self.matrix(part), self.matrix(up)]));
             }
         }
-        ready
     }
 }
 
@@ -138,7 +136,7 @@ impl Held {
 }
 
 impl Visit for Streaming<'_> {
-    fn next(&mut self) -> Result<Vec<Ready<'_>>, Error> {
+    fn next<'s>(&'s mut self, ready: &mut Vec<Ready<'s>>) -> Result<(), Error> {
         self.give_back();
         let shared = &*self.source.shared;
         let mut state = shared.lock();
@@ -163,7 +161,8 @@ impl Visit for Streaming<'_> {
         if let Some(begin) = waited {
             shared.stall_ns.fetch_add(begin.elapsed().as_nanos() as u64, Ordering::Relaxed);
         }
-        Ok(self.ready())
+        self.hand_out(ready);
+        Ok(())
     }
 }
 
