@@ -32,7 +32,7 @@ impl Default for LoadOptions {
             backing: Choice::Best,
             dense_weights: DenseWeights::Anon,
             direct_io: true,
-            window: Window::Auto,
+            window: Window::All,
             experts_used: None,
             experts: ExpertMemory::Resident,
             unit_bytes: UNIT_BYTES,

@@ -55,9 +55,9 @@ fn all_ways_agree(path: &Path, unit_bytes: usize, len: usize) -> usize {
     let weights_bytes = eager.weights_bytes;
     let want = logits(&Arc::new(eager), len).expect("a good file");
     let mut ways = 0;
-    let windows = [Window::Stages(0), Window::Stages(2), Window::Auto, Window::All].map(|window| (window, true));
+    let windows = [Window::Stages(0), Window::Stages(2), Window::All].map(|window| (window, true));
     for backing in backings(weights_bytes as usize) {
-        for (window, direct_io) in windows.into_iter().chain([(Window::Auto, false)]) {
+        for (window, direct_io) in windows.into_iter().chain([(Window::All, false)]) {
             let options = LoadOptions { backing, window, direct_io, unit_bytes, ..Default::default() };
             let model = open(path, &options);
             assert!(logits(&model, len).expect("a good file") == want, "{options:?}");
@@ -124,7 +124,7 @@ fn real_models_give_the_same_bits_in_every_way() {
     for path in paths {
         // A unit that no other test uses, so that the weights are not shared with one of them.
         let ways = all_ways_agree(&path, 3 << 20, 24);
-        assert!(ways >= if huge.is_some() { 5 + 5 + 2 } else { 5 + 2 }, "{ways} ways compared");
+        assert!(ways >= if huge.is_some() { 4 + 4 + 2 } else { 4 + 2 }, "{ways} ways compared");
     }
 }
 
@@ -144,7 +144,7 @@ fn a_generated_model_of_many_units_gives_the_same_bits_in_every_way() {
         let model = open(&path, &LoadOptions { unit_bytes: 64 << 10, ..Default::default() });
         assert!(model.weights_bytes > 100 * (64 << 10), "{} bytes", model.weights_bytes);
         let ways = all_ways_agree(&path, 64 << 10, 33);
-        assert!(ways >= 5 + 2, "{ways} ways compared");
+        assert!(ways >= 4 + 2, "{ways} ways compared");
     }
 }
 

@@ -8,7 +8,6 @@
 //! An error is final: what is missing then stays missing, everyone who waits for it gets the error, and the rest of the
 //! region stays usable. There is no time limit: a source that stalls is waited for, until someone interrupts the wait.
 
-mod pace;
 mod queue;
 mod trap;
 mod worker;
@@ -65,7 +64,7 @@ pub struct Options {
 
 impl Default for Options {
     fn default() -> Self {
-        Self { window: Window::Auto, trap: true, ring: true }
+        Self { window: Window::All, trap: true, ring: true }
     }
 }
 
@@ -138,7 +137,7 @@ impl Pager {
         let signal = signal.filter(|_| trap.is_some());
         let readers = extents.iter().map(|e| e.source.readers()).min().unwrap_or(1).max(1);
         let shared = Arc::new(Shared {
-            queue: Mutex::new(Queue::new(region.units(), stages, options.window, readers)),
+            queue: Mutex::new(Queue::new(region.units(), stages, options.window)),
             region,
             extents,
             options,
@@ -171,17 +170,6 @@ impl Pager {
     pub fn advance(&self, stage: usize) {
         let shared = &*self.shared;
         let mut queue = shared.lock();
-        if queue.missing == 0 {
-            return;
-        }
-        // What has passed since the stage before, but for waits, was computing. The first stage of a pass has none before.
-        let now = (Instant::now(), shared.waited_ns.load(Ordering::Relaxed));
-        if let Some((begin, waited_ns)) = queue.advanced.replace(now)
-            && stage > 0
-        {
-            let ns = (now.0 - begin).as_nanos() as u64;
-            queue.pace.computed(ns.saturating_sub(now.1 - waited_ns));
-        }
         if queue.advance(stage) {
             shared.work.notify_all();
         }

@@ -20,11 +20,10 @@ pub(super) fn start(shared: Arc<Shared>, index: usize) {
 fn run(shared: &Shared) {
     let mut room = ReadRoom::new(shared.options.ring);
     while let Some(unit) = next(shared) {
-        let begin = Instant::now();
         // A bug in a transcoder must not leave anyone waiting.
         let result = crate::caught(|| fill(shared, unit, &mut room))
             .unwrap_or_else(|what| Err(Error::Pager { at_bytes: shared.region.unit(unit).start, what }));
-        match result.and_then(|()| finish(shared, unit, begin)) {
+        match result.and_then(|()| finish(shared, unit)) {
             Ok(()) => shared.filled.notify_all(),
             Err(error) => shared.fail(error),
         }
@@ -46,13 +45,11 @@ fn next(shared: &Shared) -> Option<usize> {
     }
 }
 
-/// Counts a unit that is in, whose reading began at `begin`; after the last one the region is sealed and the other threads go home.
-fn finish(shared: &Shared, unit: usize, begin: Instant) -> Result<(), Error> {
+/// Counts a unit that is in; after the last one the region is sealed and the other threads go home.
+fn finish(shared: &Shared, unit: usize) -> Result<(), Error> {
     shared.present_bytes.fetch_add(shared.region.unit(unit).len() as u64, Ordering::Relaxed);
     let mut queue = shared.lock();
     queue.moved = Instant::now();
-    let took = queue.moved - begin;
-    queue.pace.read(took.as_nanos() as u64);
     queue.missing -= 1;
     if queue.missing == 0 {
         shared.work.notify_all();

@@ -13,8 +13,9 @@ use rustix::fd::{AsRawFd, BorrowedFd};
 use std::io;
 use std::ops::Range;
 
-/// Reads in flight at most.
-const DEPTH: usize = 32;
+/// Reads in flight at most: embedding rows of a prompt are read beside the large reads of layers, and each turn of them waits as
+/// long as all would. Fewer than the requests that a disk's queue takes by default (256).
+const DEPTH: usize = 128;
 
 /// One read: fills `buffer` from `offset_bytes` on; `got` says how much the kernel gave.
 #[derive(Debug)]
