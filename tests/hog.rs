@@ -181,7 +181,7 @@ fn pool() {
     assert!(hog.0.wait().unwrap().success());
 }
 
-/// Tokens that are decoded beside the hog, unless `AIRS_HOG_TOKENS` says how many.
+/// Tokens that are decoded beside the hog, unless `AIRS_HOG_TOKENS` says how many (10,000 is what is asked of a release).
 const TOKENS: usize = 300;
 const CONTEXT: usize = 512;
 
@@ -224,7 +224,8 @@ fn beside_a_hog(group: &Path) {
         return;
     }
     let mut engine = Engine::new(Arc::new(model), &RunnerOptions { micro_batch: 8, ..Default::default() }).unwrap();
-    let expected = decode(&mut engine, 100);
+    // A whole context: code for long ones is touched, too.
+    let expected = decode(&mut engine, CONTEXT);
 
     let mut hog = Hog::start(DECODE);
     // What can be taken from the page cache counts as free: of that the group keeps less than a bite.
@@ -251,7 +252,8 @@ fn beside_a_hog(group: &Path) {
     );
     assert!(squeezed > 0, "the hog was idle");
     assert_eq!((faults, resident_bytes), (0, total_bytes));
-    assert!(got[..100] == expected[..100]);
+    let both = tokens.min(CONTEXT);
+    assert!(got[..both] == expected[..both]);
     drop(hog.1);
     assert!(hog.0.wait().unwrap().success());
 }
