@@ -240,10 +240,12 @@ impl<'a> Panel<'a> {
 const GROUP: usize = 16;
 /// Tokens of a cell at most.
 const TILE_TOKENS_MAX: usize = 512;
-/// Columns of a panel that are unpacked at once, so that they and a group's activations stay in the first-level cache.
-const UNPACK_COLS: usize = 512;
-/// Room for that many columns: at most twelve vectors for each 32.
-const UNPACK_BYTES: usize = UNPACK_COLS.next_multiple_of(256) / 32 * 12 * 4 * PANEL_ROWS;
+/// Columns of a panel that are multiplied at once, where they are unpacked first or vectors take half of its rows: so that
+/// they and a group's activations stay in the first-level cache. Halves that went over the whole panel one after the other
+/// would read memory with the first and leave it idle with the second.
+const PIECE_COLS: usize = 512;
+/// Room for that many columns, unpacked: at most twelve vectors for each 32.
+const UNPACK_BYTES: usize = PIECE_COLS.next_multiple_of(256) / 32 * 12 * 4 * PANEL_ROWS;
 
 /// The products of a panel with each token of a cell, padded to a whole group.
 type Values = [[f32; PANEL_ROWS]; TILE_TOKENS_MAX];
@@ -317,21 +319,24 @@ impl Work {
                 (first - tokens.start, width, acts.group(first, form))
             })
         };
-        if form == Form::Floats || acts.is_few() {
-            for (at, width, words) in groups() {
-                tile(level, format, Weights::Packed(panel.bytes), width, words, &mut self.values[to][at..]);
-            }
-            return;
-        }
-        // Chunks of equal length, so that none is hardly worth its start.
         let cols = panel.matrix.cols;
-        let chunk_cols = cols.div_ceil(cols.div_ceil(UNPACK_COLS)).next_multiple_of(format.block_len());
-        let chunk_bytes = PANEL_ROWS * chunk_cols / format.block_len() * format.block_bytes();
-        for (chunk, bytes) in panel.bytes.chunks(chunk_bytes).enumerate() {
-            let unpacked = unpack(level, format, bytes, &mut self.unpacked.0);
+        let is_few = acts.is_few();
+        // Pieces of equal length, so that none is hardly worth its start.
+        let piece_cols = match (form, is_few) {
+            (Form::Floats, _) => cols,
+            (_, true) if level.run(Lanes) == PANEL_ROWS => cols,
+            _ => cols.div_ceil(cols.div_ceil(PIECE_COLS)).next_multiple_of(format.block_len()),
+        };
+        let piece_bytes = PANEL_ROWS * piece_cols / format.block_len() * format.block_bytes();
+        for (piece, bytes) in panel.bytes.chunks(piece_bytes).enumerate() {
+            let resume = piece > 0;
+            let weights = if is_few || form == Form::Floats {
+                Weights::Packed { panel: bytes, resume }
+            } else {
+                Weights::Plain { unpacked: unpack(level, format, bytes, &mut self.unpacked.0), resume }
+            };
             for (at, width, words) in groups() {
-                let words = &words[chunk * chunk_cols / 32 * BLOCK_WORDS * width..];
-                let weights = Weights::Plain { unpacked, resume: chunk > 0 };
+                let words = &words[piece * piece_cols / 32 * BLOCK_WORDS * width..];
                 tile(level, format, weights, width, words, &mut self.values[to][at..]);
             }
         }
@@ -355,14 +360,20 @@ fn unpack<'a>(level: Level, format: Format, blocks: &[u8], out: &'a mut [u8]) ->
 /// A panel as it comes to its products.
 #[derive(Clone, Copy)]
 enum Weights<'a> {
-    /// As it is kept.
-    Packed(&'a [u8]),
-    /// Some columns of it.
-    Plain {
-        unpacked: &'a [u8],
-        /// Columns came before: their products are added to.
-        resume: bool,
-    },
+    /// As it is kept, all or some columns of it. With `resume` columns came before: their products are added to.
+    Packed { panel: &'a [u8], resume: bool },
+    /// Some columns, unpacked.
+    Plain { unpacked: &'a [u8], resume: bool },
+}
+
+struct Lanes;
+
+impl Op for Lanes {
+    type Out = usize;
+    #[inline(always)]
+    fn run<S: Simd>(self, _: S) -> usize {
+        S::LANES
+    }
 }
 
 /// Writes a panel's outputs to the columns of `cell` from `at` on.
@@ -446,7 +457,7 @@ fn tile(
         (Format::F32, _) => width!(FloatTile, crate::quant::F32: 1 2 4 8 16),
         (Format::F16, _) => width!(FloatTile, crate::quant::F16: 1 2 4 8 16),
         (Format::BF16, _) => width!(FloatTile, crate::quant::Bf16: 1 2 4 8 16),
-        (_, Weights::Packed(_)) => with_quant!(format, Q => width!(Tile, Q: 1 2 4 8), _ => ()),
+        (_, Weights::Packed { .. }) => with_quant!(format, Q => width!(Tile, Q: 1 2 4 8), _ => ()),
         (_, Weights::Plain { .. }) => with_quant!(format, Q => width!(Tile, <Q as Quant>::Plain: 1 2 4 8 16), _ => ()),
     }
 }
@@ -465,7 +476,7 @@ struct Tile<'a, Q, const G: usize> {
 impl<'a, Q, const G: usize> Tile<'a, Q, G> {
     fn new(weights: Weights<'a>, words: &'a [u32], out: &'a mut [[f32; PANEL_ROWS]]) -> Self {
         let (panel, resident, resume) = match weights {
-            Weights::Packed(panel) => (panel, false, false),
+            Weights::Packed { panel, resume } => (panel, false, resume),
             Weights::Plain { unpacked, resume } => (unpacked, true, resume),
         };
         let out = out.first_chunk_mut().expect("room for a group");
@@ -547,7 +558,7 @@ struct FloatTile<'a, Q, const G: usize> {
 
 impl<'a, Q, const G: usize> FloatTile<'a, Q, G> {
     fn new(weights: Weights<'a>, words: &'a [u32], out: &'a mut [[f32; PANEL_ROWS]]) -> Self {
-        let (Weights::Packed(panel) | Weights::Plain { unpacked: panel, .. }) = weights;
+        let (Weights::Packed { panel, .. } | Weights::Plain { unpacked: panel, .. }) = weights;
         let out = out.first_chunk_mut().expect("room for a group");
         Self { panel, acts: words.as_chunks().0, out, _format: PhantomData }
     }
