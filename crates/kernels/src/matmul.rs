@@ -240,10 +240,11 @@ impl<'a> Panel<'a> {
 const GROUP: usize = 16;
 /// Tokens of a cell at most.
 const TILE_TOKENS_MAX: usize = 512;
-/// Columns of a panel that are multiplied at once, where they are unpacked first or vectors take half of its rows: so that
-/// they and a group's activations stay in the first-level cache. Halves that went over the whole panel one after the other
-/// would read memory with the first and leave it idle with the second.
+/// Columns of a panel that are unpacked at once, so that they and a group's activations stay in the first-level cache.
 const PIECE_COLS: usize = 512;
+/// The same for one token and packed weights, where vectors take half of a panel's rows: halves that went over the whole panel
+/// one after the other would read memory with the first and leave it idle with the second. The longest block.
+const HALF_PIECE_COLS: usize = 256;
 /// Room for that many columns, unpacked: at most twelve vectors for each 32.
 const UNPACK_BYTES: usize = PIECE_COLS.next_multiple_of(256) / 32 * 12 * 4 * PANEL_ROWS;
 
@@ -321,12 +322,14 @@ impl Work {
         };
         let cols = panel.matrix.cols;
         let is_few = acts.is_few();
-        // Pieces of equal length, so that none is hardly worth its start.
-        let piece_cols = match (form, is_few) {
+        let most = match (form, is_few) {
             (Form::Floats, _) => cols,
-            (_, true) if level.run(Lanes) == PANEL_ROWS => cols,
-            _ => cols.div_ceil(cols.div_ceil(PIECE_COLS)).next_multiple_of(format.block_len()),
+            (_, true) if acts.tokens() == 1 && level.run(Lanes) < PANEL_ROWS => HALF_PIECE_COLS,
+            (_, true) => cols,
+            _ => PIECE_COLS,
         };
+        // Pieces of equal length, so that none is hardly worth its start.
+        let piece_cols = cols.div_ceil(cols.div_ceil(most)).next_multiple_of(format.block_len());
         let piece_bytes = PANEL_ROWS * piece_cols / format.block_len() * format.block_bytes();
         for (piece, bytes) in panel.bytes.chunks(piece_bytes).enumerate() {
             let resume = piece > 0;
