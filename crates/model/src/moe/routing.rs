@@ -2,6 +2,8 @@
 //!
 //! Source of the order of operations: llama.cpp, `build_moe_ffn` in `src/llama-graph.cpp`.
 
+use std::cell::RefCell;
+
 /// What the router's outputs become.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Scores {
@@ -72,39 +74,47 @@ impl Routing {
     /// lower number comes first. `logits` are the router's outputs; `bias` is added to the scores for choosing only.
     pub fn route(&self, logits: &[f32], bias: Option<&[f32]>, choices: &mut [Choice]) {
         debug_assert!(choices.len() == self.used && self.used <= logits.len());
-        let mut scores = logits.to_vec();
+        ROOM.with_borrow_mut(|room| self.route_in(room, logits, bias, choices));
+    }
+
+    fn route_in(&self, room: &mut Room, logits: &[f32], bias: Option<&[f32]>, choices: &mut [Choice]) {
+        let Room { scores, ranks, sums, places } = room;
+        copy(logits, scores);
         match self.scores {
-            Scores::Softmax => softmax(&mut scores),
+            Scores::Softmax => softmax(scores),
             Scores::Sigmoid => scores.iter_mut().for_each(|x| *x = sigmoid(*x)),
             Scores::SoftmaxOfChosen => (),
         }
-        let mut ranks = scores.clone();
+        copy(scores, ranks);
         if let Some(bias) = bias {
             ranks.iter_mut().zip(bias).for_each(|(rank, bias)| *rank += bias);
         }
         if self.groups > 1 {
-            self.hide_groups(&mut ranks);
+            self.hide_groups(ranks, sums, places);
         }
-        let best = best(&ranks, self.used);
-        let mut weights: Vec<f32> = best.iter().map(|&expert| scores[expert]).collect();
+        let weights = sums;
+        weights.clear();
+        weights.extend(best(ranks, self.used, places).iter().map(|&expert| scores[expert]));
         if self.scores == Scores::SoftmaxOfChosen {
-            softmax(&mut weights);
+            softmax(weights);
         }
         if self.normalize {
             let sum: f32 = weights.iter().sum();
             weights.iter_mut().for_each(|weight| *weight /= sum.max(SUM_MIN));
         }
-        for ((choice, expert), weight) in choices.iter_mut().zip(best).zip(weights) {
+        for ((choice, &expert), &weight) in choices.iter_mut().zip(&*places).zip(&*weights) {
             *choice = Choice { expert: expert as u32, weight: weight * self.scale };
         }
     }
 
     /// Takes the experts out of all groups but the best. A group is as good as its two best experts together.
-    fn hide_groups(&self, ranks: &mut [f32]) {
+    fn hide_groups(&self, ranks: &mut [f32], sums: &mut Vec<f32>, places: &mut Vec<usize>) {
         let len = ranks.len() / self.groups;
-        let sums: Vec<f32> =
-            ranks.chunks_exact(len).map(|group| best(group, 2.min(len)).into_iter().map(|i| group[i]).sum()).collect();
-        let kept = best(&sums, self.groups_used);
+        sums.clear();
+        for group in ranks.chunks_exact(len) {
+            sums.push(best(group, 2.min(len), places).iter().map(|&i| group[i]).sum());
+        }
+        let kept = best(sums, self.groups_used, places);
         for (i, group) in ranks.chunks_exact_mut(len).enumerate() {
             if !kept.contains(&i) {
                 group.fill(f32::NEG_INFINITY);
@@ -113,10 +123,33 @@ impl Routing {
     }
 }
 
+/// What one thread works with; it only grows.
+#[derive(Default)]
+struct Room {
+    /// Of each expert.
+    scores: Vec<f32>,
+    /// By which experts are chosen.
+    ranks: Vec<f32>,
+    /// Of the groups, then of the chosen.
+    sums: Vec<f32>,
+    /// The experts, or groups, that are best.
+    places: Vec<usize>,
+}
+
+thread_local! {
+    static ROOM: RefCell<Room> = RefCell::default();
+}
+
+fn copy(from: &[f32], to: &mut Vec<f32>) {
+    to.clear();
+    to.extend_from_slice(from);
+}
+
 /// The places of the `count` largest of `x`, the largest first, and of equal ones the first first. What is no number
 /// comes last.
-fn best(x: &[f32], count: usize) -> Vec<usize> {
-    let mut places: Vec<usize> = (0..x.len()).collect();
+fn best<'p>(x: &[f32], count: usize, places: &'p mut Vec<usize>) -> &'p [usize] {
+    places.clear();
+    places.extend(0..x.len());
     let key = |i: usize| if x[i].is_nan() { f32::NEG_INFINITY } else { x[i] };
     let order = |a: &usize, b: &usize| key(*b).total_cmp(&key(*a)).then(a.cmp(b));
     if count < places.len() {
