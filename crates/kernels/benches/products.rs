@@ -85,6 +85,8 @@ fn attentions(c: &mut Criterion) {
             heads: 32,
             heads_kv: 8,
             head_len: 64,
+            value_len: 64,
+            shared: false,
             scale: 0.125,
             window: None,
             soft_cap: None,

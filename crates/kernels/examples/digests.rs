@@ -38,14 +38,18 @@ fn main() {
             });
         }
     }
-    for (ty, heads, heads_kv, head_len, window, cap) in [
-        (KvType::F16, 6, 2, 64, None, None),
-        (KvType::F16, 8, 1, 96, Some(40), Some(5.0)),
-        (KvType::Q8_0, 6, 2, 64, Some(40), None),
-        (KvType::Q4_0, 6, 2, 64, None, Some(5.0)),
+    for (ty, heads, heads_kv, head_len, shared, window, cap) in [
+        (KvType::F16, 6, 2, 64, false, None, None),
+        (KvType::F16, 8, 1, 96, false, Some(40), Some(5.0)),
+        (KvType::F16, 8, 1, 96, true, None, None),
+        (KvType::Q8_0, 6, 2, 64, false, Some(40), None),
+        (KvType::Q8_0, 6, 2, 96, true, Some(40), None),
+        (KvType::Q4_0, 6, 2, 64, false, None, Some(5.0)),
+        (KvType::Q4_0, 6, 2, 96, true, None, None),
     ] {
-        let (scale, type_k, type_v) = (0.125, ty, ty);
-        let shape = Shape { heads, heads_kv, head_len, scale, window, soft_cap: cap, type_k, type_v };
+        let (scale, type_k, type_v, soft_cap) = (0.125, ty, ty, cap);
+        let value_len = if shared { 64 } else { head_len };
+        let shape = Shape { heads, heads_kv, head_len, value_len, shared, scale, window, soft_cap, type_k, type_v };
         report(&levels, &format!("attention {shape:?}"), |level| attended(pool, level, &shape));
     }
     report(&levels, "norm, rope, cap, add", others);
@@ -152,22 +156,23 @@ fn gated(pool: &mut Pool, level: Level, format: Format, [gate, up]: [&[u8]; 2], 
 /// The first tokens of a sequence at once, the last one alone.
 fn attended(pool: &mut Pool, level: Level, shape: &Shape) -> Vec<f32> {
     let tokens = 3 * KV_BLOCK + 5;
-    let (row, kv_row) = (shape.heads * shape.head_len, shape.heads_kv * shape.head_len);
+    let (row, out_row) = (shape.heads * shape.head_len, shape.heads * shape.value_len);
+    let (k_row, v_row) = (shape.heads_kv * shape.head_len, shape.heads_kv * shape.value_len);
     let mut rng = Rng::new(6);
     let (q, k, v) = (
         uniform(&mut rng, tokens * row, 2.0),
-        uniform(&mut rng, tokens * kv_row, 2.0),
-        uniform(&mut rng, tokens * kv_row, 1.0),
+        uniform(&mut rng, tokens * k_row, 2.0),
+        uniform(&mut rng, tokens * v_row, 1.0),
     );
     let fresh = || vec![0; shape.block_bytes()].into_boxed_slice();
     let mut blocks: Vec<Box<[u8]>> = (0..tokens.div_ceil(KV_BLOCK)).map(|_| fresh()).collect();
     for t in 0..tokens {
-        let (k, v) = (&k[t * kv_row..][..kv_row], &v[t * kv_row..][..kv_row]);
+        let (k, v) = (&k[t * k_row..][..k_row], &v[t * v_row..][..v_row]);
         write_kv(level, shape, &mut blocks[t / KV_BLOCK], t % KV_BLOCK, k, v);
     }
     let views: Vec<&[u8]> = blocks.iter().map(|block| &**block).collect();
     let kv = KvBlocks { blocks: &views };
-    let mut out = vec![0.0; tokens * row];
+    let mut out = vec![0.0; tokens * out_row];
     let mut scratch = Scratch::default();
     for (first, n) in [(0, tokens - 1), (tokens - 1, 1)] {
         let run = Run { kv, first, tokens: n, position: first };

@@ -1,7 +1,7 @@
 //! Attention: near a plain computation, and the same bits on every path.
 
 use fixtures::rng::Rng;
-use kernels::attention::{KV_BLOCK, KvBlocks, KvType, Run, SPLIT, Scratch, Shape, attention, write_kv};
+use kernels::attention::{HEAD_LEN_MAX, KV_BLOCK, KvBlocks, KvType, Run, SPLIT, Scratch, Shape, attention, write_kv};
 use kernels::isa::{Isa, Level};
 use kernels::math::f16_to_f32;
 use kernels::threads::Pool;
@@ -13,6 +13,14 @@ struct Case {
     v: Vec<f32>,
     sinks: Option<Vec<f32>>,
     tokens: usize,
+}
+
+impl Case {
+    /// Keys and values of a position, as they are written.
+    fn kv(&self, t: usize) -> (&[f32], &[f32]) {
+        let (k, v) = (self.shape.heads_kv * self.shape.head_len, self.shape.heads_kv * self.shape.value_len);
+        (&self.k[t * k..][..k], if self.shape.shared { &[] } else { &self.v[t * v..][..v] })
+    }
 }
 
 fn case(
@@ -28,6 +36,8 @@ fn case(
         heads,
         heads_kv,
         head_len,
+        value_len: head_len,
+        shared: false,
         scale: 1.0 / (head_len as f32).sqrt(),
         window,
         soft_cap: cap,
@@ -44,6 +54,17 @@ fn case(
     }
 }
 
+/// Values of another length, apart from the keys or their beginnings.
+fn with_values(mut case: Case, value_len: usize, shared: bool) -> Case {
+    let (n, shape) = (case.shape.head_len, &mut case.shape);
+    (shape.value_len, shape.shared) = (value_len, shared);
+    case.v = match shared {
+        true => case.k.chunks_exact(n).flat_map(|key| &key[..value_len]).copied().collect(),
+        false => Rng::new(7).normals(case.tokens * shape.heads_kv * value_len, 1.0),
+    };
+    case
+}
+
 fn with_types(mut case: Case, type_k: KvType, type_v: KvType) -> Case {
     (case.shape.type_k, case.shape.type_v) = (type_k, type_v);
     case
@@ -58,20 +79,20 @@ fn with_sinks(mut case: Case) -> Case {
 /// Writes and attends in chunks of `chunk` tokens; the cache holds two layers, of which the second is used.
 fn run(case: &Case, level: Level, threads: usize, chunk: usize) -> Vec<f32> {
     let shape = &case.shape;
-    let (row, kv_row, layer) = (shape.heads * shape.head_len, shape.heads_kv * shape.head_len, shape.block_bytes());
+    let (row, layer) = (shape.heads * shape.head_len, shape.block_bytes());
     let mut pool = Pool::new(threads);
     let mut scratch = Scratch::default();
     // Whatever is in positions that are not written yet must not be touched: here NaN, in values and in scales.
     let fresh = || vec![0xff; 2 * layer].into_boxed_slice();
     let mut blocks: Vec<Box<[u8]>> = Vec::new();
-    let mut out = vec![0.0; case.tokens * row];
+    let mut out = vec![0.0; case.tokens * shape.heads * shape.value_len];
     for first in (0..case.tokens).step_by(chunk) {
         let n = chunk.min(case.tokens - first);
         for t in first..first + n {
             if t % KV_BLOCK == 0 {
                 blocks.push(fresh());
             }
-            let (k, v) = (&case.k[t * kv_row..][..kv_row], &case.v[t * kv_row..][..kv_row]);
+            let (k, v) = case.kv(t);
             write_kv(level, shape, &mut blocks[t / KV_BLOCK][layer..], t % KV_BLOCK, k, v);
         }
         let views: Vec<&[u8]> = blocks.iter().map(|block| &block[layer..]).collect();
@@ -88,16 +109,16 @@ fn half(x: f32) -> f64 {
 
 fn plain(case: &Case) -> Vec<f64> {
     let s = &case.shape;
-    let (n, group) = (s.head_len, s.heads / s.heads_kv);
-    let mut out = vec![0.0; case.tokens * s.heads * n];
+    let (n, value_len, group) = (s.head_len, s.value_len, s.heads / s.heads_kv);
+    let mut out = vec![0.0; case.tokens * s.heads * value_len];
     for t in 0..case.tokens {
         for head in 0..s.heads {
-            let kv = |x: &[f32], p: usize, i: usize| half(x[(p * s.heads_kv + head / group) * n + i]);
+            let kv = |x: &[f32], p: usize, len: usize, i: usize| half(x[(p * s.heads_kv + head / group) * len + i]);
             let first = s.window.map_or(0, |w| (t + 1).saturating_sub(w));
             let mut scores: Vec<f64> = (first..=t)
                 .map(|p| {
                     let dot: f64 =
-                        (0..n).map(|i| f64::from(case.q[(t * s.heads + head) * n + i]) * kv(&case.k, p, i)).sum();
+                        (0..n).map(|i| f64::from(case.q[(t * s.heads + head) * n + i]) * kv(&case.k, p, n, i)).sum();
                     let score = dot * f64::from(s.scale);
                     s.soft_cap.map_or(score, |cap| f64::from(cap) * (score / f64::from(cap)).tanh())
                 })
@@ -106,9 +127,9 @@ fn plain(case: &Case) -> Vec<f64> {
             scores.iter_mut().for_each(|x| *x = (*x - max).exp());
             let sink = case.sinks.as_ref().map_or(0.0, |sinks| (f64::from(sinks[head]) - max).exp());
             let sum: f64 = scores.iter().sum::<f64>() + sink;
-            for i in 0..n {
-                let y: f64 = scores.iter().enumerate().map(|(p, w)| w * kv(&case.v, first + p, i)).sum();
-                out[(t * s.heads + head) * n + i] = y / sum;
+            for i in 0..value_len {
+                let y: f64 = scores.iter().enumerate().map(|(p, w)| w * kv(&case.v, first + p, value_len, i)).sum();
+                out[(t * s.heads + head) * value_len + i] = y / sum;
             }
         }
     }
@@ -130,6 +151,12 @@ fn cases() -> Vec<Case> {
         with_types(case(4, 1, 256, Some(40), None, SPLIT + 50), KvType::Q4_0, KvType::Q4_0),
         with_types(case(14, 2, 64, None, None, 75), KvType::Q8_0, KvType::Q4_0),
         with_types(case(4, 2, 96, None, None, 60), KvType::Q4_0, KvType::F16),
+        with_values(case(4, 2, 96, None, None, SPLIT + 60), 32, false),
+        with_types(with_values(case(4, 4, 32, None, None, 50), 64, false), KvType::Q8_0, KvType::Q4_0),
+        with_values(case(9, 1, HEAD_LEN_MAX, None, None, SPLIT + 20), 512, true),
+        with_values(case(6, 2, 96, Some(40), Some(5.0), 75), 32, true),
+        with_types(with_values(case(4, 1, 160, None, None, SPLIT + 21), 128, true), KvType::Q8_0, KvType::Q8_0),
+        with_types(with_values(case(3, 1, 96, Some(40), None, 75), 64, true), KvType::Q4_0, KvType::Q4_0),
     ]
 }
 
@@ -138,7 +165,7 @@ fn attention_is_near_a_plain_computation() {
     for case in cases() {
         let (got, want) = (run(&case, Level::detect(), 2, 29), plain(&case));
         let worst = got.iter().zip(&want).map(|(&g, &w)| (f64::from(g) - w).abs()).fold(0.0, f64::max);
-        // Values of standard deviation 1: half a step of 127 or of 7 in the largest of 32, and what scores lose.
+        // Values of standard deviation 1, or of 1.5 as keys: half a step of 127 or of 7 in the largest of 32, and what scores lose.
         let limit = |ty| -> f64 {
             match ty {
                 KvType::F16 => 2e-5,
@@ -146,7 +173,9 @@ fn attention_is_near_a_plain_computation() {
                 KvType::Q4_0 => 0.9,
             }
         };
-        assert!(worst < limit(case.shape.type_k).max(limit(case.shape.type_v)), "{:?}: {worst:e}", case.shape);
+        let size = if case.shape.shared { 1.5 } else { 1.0 };
+        let limit = size * limit(case.shape.type_k).max(limit(case.shape.type_v));
+        assert!(worst < limit, "{:?}: {worst:e}", case.shape);
         assert!(want.iter().any(|w| w.abs() > 0.1));
     }
 }
@@ -209,10 +238,9 @@ fn runs_of_many_sequences_in_one_call_have_the_bits_of_each_alone() {
 /// All keys and values of a case.
 fn cache(case: &Case, level: Level) -> Vec<Box<[u8]>> {
     let shape = &case.shape;
-    let (kv_row, block_bytes) = (shape.heads_kv * shape.head_len, shape.block_bytes());
-    let mut blocks = vec![vec![0xff; block_bytes].into_boxed_slice(); case.tokens.div_ceil(KV_BLOCK)];
+    let mut blocks = vec![vec![0xff; shape.block_bytes()].into_boxed_slice(); case.tokens.div_ceil(KV_BLOCK)];
     for t in 0..case.tokens {
-        let (k, v) = (&case.k[t * kv_row..][..kv_row], &case.v[t * kv_row..][..kv_row]);
+        let (k, v) = case.kv(t);
         write_kv(level, shape, &mut blocks[t / KV_BLOCK], t % KV_BLOCK, k, v);
     }
     blocks

@@ -4,6 +4,7 @@ use crate::Error;
 use crate::config::{Config, Family};
 use crate::kv::groups::LayerGroups;
 use crate::kv::store::KvStore;
+use crate::latents;
 use crate::moe::{self, source::ExpertSource};
 use crate::record::StepRecord;
 use crate::rope::RopeTable;
@@ -15,6 +16,7 @@ use kernels::matmul::{Matrix, Output, matmul, matmul_gated};
 use kernels::ops;
 use kernels::threads::Pool;
 use residency::kv::{BlockId, Tables};
+use std::ops::Range;
 
 /// Consecutive tokens of one sequence in a batch.
 pub(crate) struct Run<'a> {
@@ -44,9 +46,10 @@ pub(crate) struct Scratch {
     /// Residual stream, `[tokens, embedding_len]`.
     pub(crate) x: Vec<f32>,
     /// Queries, keys and values side by side, `[tokens, (heads + 2 heads_kv) * head_len]`.
-    qkv: Vec<f32>,
+    pub(crate) qkv: Vec<f32>,
     /// Attention output, `[tokens, heads * head_len]`.
-    attended: Vec<f32>,
+    pub(crate) attended: Vec<f32>,
+    pub(crate) latents: latents::Scratch,
     /// Feed-forward middle, `[tokens, feed_forward_len padded]`.
     middle: Vec<f32>,
     /// A layer part's output before its norm, `[tokens, embedding_len padded]`.
@@ -57,14 +60,14 @@ pub(crate) struct Scratch {
     /// `[asked, vocab_len padded]`.
     logits: Vec<f32>,
     pub(crate) acts: Activations,
-    attention: attention::Scratch,
+    pub(crate) attention: attention::Scratch,
 }
 
 impl Scratch {
     /// Bytes that its own buffers take; the kernels' are not counted.
     pub(crate) fn bytes(&self) -> u64 {
         let buffers = [&self.x, &self.qkv, &self.attended, &self.middle, &self.part, &self.logits];
-        buffers.iter().map(|buffer| (size_of::<f32>() * buffer.capacity()) as u64).sum()
+        buffers.iter().map(|buffer| (size_of::<f32>() * buffer.capacity()) as u64).sum::<u64>() + self.latents.bytes()
     }
 }
 
@@ -110,17 +113,42 @@ pub(crate) fn shape(config: &Config, layer: usize, types: (KvType, KvType)) -> S
         heads: config.heads,
         heads_kv: config.layer_heads(layer).0,
         head_len: config.layer_heads(layer).1,
+        value_len: config.latents.map_or(config.layer_heads(layer).1, |latents| latents.len),
+        shared: config.latents.is_some(),
         scale: config.attention_scale,
         window: if config.layer_has_window(layer) { config.window } else { None },
         soft_cap: config.attention_cap,
         type_k: types.0,
-        type_v: types.1,
+        type_v: if config.latents.is_some() { types.0 } else { types.1 },
     }
 }
 
 /// Bytes of a KV block for each layer: as many for all, so that layers of unlike shapes can take each other's place.
 pub(crate) fn layer_kv_bytes(config: &Config, types: (KvType, KvType)) -> usize {
     (0..config.layers).map(|layer| shape(config, layer, types).block_bytes()).max().unwrap_or(0)
+}
+
+/// Where `layer`, which is of `shape`, has its bytes in a KV block.
+fn layer_part(kv: &KvStore, groups: &LayerGroups, shape: &Shape, layer: usize) -> Range<usize> {
+    let start = groups.place(layer).1 * (kv.block_bytes() / groups.layers);
+    start..start + shape.block_bytes()
+}
+
+/// The parts of the KV blocks of each run that `layer` has.
+pub(crate) fn kv_views<'a>(
+    kv: &'a KvStore,
+    groups: &LayerGroups,
+    shape: &Shape,
+    layer: usize,
+    runs: &[Run<'_>],
+) -> Vec<Vec<&'a [u8]>> {
+    let (group, used) = (groups.place(layer).0, layer_part(kv, groups, shape, layer));
+    // Behind the window nothing is read.
+    let table = |run: &Run<'_>| -> Vec<&'a [u8]> {
+        let part = |id| &kv.block(id)[used.clone()];
+        (0..run.tables.len()).map(|i| run.tables.block(group, i).map_or(&[][..], part)).collect()
+    };
+    runs.iter().map(table).collect()
 }
 
 impl Forward<'_> {
@@ -196,6 +224,9 @@ impl Forward<'_> {
 
     /// Projects the normalized residual stream to queries, keys and values, and attends.
     fn attend(&mut self, index: usize, layer: &Layer, runs: &[Run<'_>], n: usize) {
+        if let Some(latents) = &layer.latents {
+            return self.attend_latents(index, layer, latents, runs, n);
+        }
         let (c, level, s) = (self.config, self.level, &mut *self.scratch);
         let shape = shape(c, index, self.kv_types);
         let v = layer.v.as_ref().unwrap_or(&layer.k);
@@ -223,14 +254,7 @@ impl Forward<'_> {
 
         self.rotate_and_store(&shape, index, layer, runs, row_len);
         let s = &mut *self.scratch;
-        let (group, place) = self.groups.place(index);
-        let layer_bytes = layer_kv_bytes(c, self.kv_types);
-        let part = |id| &self.kv.block(id)[place * layer_bytes..][..shape.block_bytes()];
-        // Behind the window nothing is read.
-        let table = |run: &Run<'_>| -> Vec<&[u8]> {
-            (0..run.tables.len()).map(|i| run.tables.block(group, i).map_or(&[][..], part)).collect()
-        };
-        let blocks: Vec<Vec<&[u8]>> = runs.iter().map(table).collect();
+        let blocks = kv_views(self.kv, self.groups, &shape, index, runs);
         let runs: Vec<attention::Run<'_>> = runs
             .iter()
             .zip(&blocks)
@@ -251,8 +275,34 @@ impl Forward<'_> {
         let (c, level) = (self.config, self.level);
         let (q_len, kv_len) = (shape.heads * shape.head_len, shape.heads_kv * shape.head_len);
         let rope = if shape.window.is_some() { self.rope_window } else { self.rope };
-        let (layer_bytes, used_bytes) = (layer_kv_bytes(c, self.kv_types), shape.block_bytes());
-        let (group, place) = self.groups.place(index);
+        self.store(shape, index, runs, row_len, |row, position, kv| {
+            let (q, rest) = row.split_at_mut(q_len);
+            let (k, v) = rest.split_at_mut(kv_len);
+            if let (Some(q_norm), Some(k_norm)) = (&layer.q_norm, &layer.k_norm) {
+                ops::rms_norm(level, q, q_norm, c.norm_epsilon);
+                ops::rms_norm(level, k, k_norm, c.norm_epsilon);
+            }
+            let angles = rope.row(position);
+            ops::rope(level, q, shape.head_len, angles);
+            ops::rope(level, k, shape.head_len, angles);
+            if let Some(ones) = &layer.v_norm {
+                ops::rms_norm(level, v, ones, c.norm_epsilon);
+            }
+            attention::write_kv(level, shape, kv, position % KV_BLOCK, k, v);
+        });
+    }
+
+    /// Calls `write` with each row of `qkv`, its position, and the layer's part of the KV block that this is in.
+    pub(crate) fn store(
+        &mut self,
+        shape: &Shape,
+        index: usize,
+        runs: &[Run<'_>],
+        row_len: usize,
+        write: impl Fn(&mut [f32], usize, &mut [u8]) + Sync,
+    ) {
+        let used = layer_part(self.kv, self.groups, shape, index);
+        let (group, _) = self.groups.place(index);
         let mut parts = Vec::new();
         let mut rows = &mut self.scratch.qkv[..];
         for run in runs {
@@ -267,25 +317,12 @@ impl Forward<'_> {
         }
         parts.sort_unstable_by_key(|part| part.block);
         let blocks = self.kv.blocks_mut(parts.iter().map(|part| part.block));
-        let kv: Vec<&mut [u8]> = blocks.map(|block| &mut block[place * layer_bytes..][..used_bytes]).collect();
+        let kv: Vec<&mut [u8]> = blocks.map(|block| &mut block[used.clone()]).collect();
         let mut tasks: Vec<_> = parts.iter_mut().zip(kv).collect();
         self.pool.run_chunks(&mut tasks, 1, |_, tasks| {
             for (Part { rows, position, .. }, kv) in tasks {
                 for (i, row) in rows.chunks_exact_mut(row_len).enumerate() {
-                    let (q, rest) = row.split_at_mut(q_len);
-                    let (k, v) = rest.split_at_mut(kv_len);
-                    if let (Some(q_norm), Some(k_norm)) = (&layer.q_norm, &layer.k_norm) {
-                        ops::rms_norm(level, q, q_norm, c.norm_epsilon);
-                        ops::rms_norm(level, k, k_norm, c.norm_epsilon);
-                    }
-                    let position = *position + i;
-                    let angles = rope.row(position);
-                    ops::rope(level, q, shape.head_len, angles);
-                    ops::rope(level, k, shape.head_len, angles);
-                    if let Some(ones) = &layer.v_norm {
-                        ops::rms_norm(level, v, ones, c.norm_epsilon);
-                    }
-                    attention::write_kv(level, shape, kv, position % KV_BLOCK, k, v);
+                    write(row, *position + i, kv);
                 }
             }
         });

@@ -6,6 +6,7 @@ mod error;
 mod footprint;
 mod forward;
 mod kv;
+mod latents;
 mod limits;
 pub mod moe;
 mod options;

@@ -25,10 +25,7 @@ impl RopeTable {
             let kept = ramp.as_ref().map_or(0.0, |ramp| ramp.kept(i));
             whole * scale * (1.0 - kept) + whole * kept
         };
-        let magnitude = rope.yarn.map_or(1.0, |yarn| {
-            let from_scale = if yarn.mix == 0.0 { 1.0 } else { 1.0 - 0.1 * libm::log(scale) };
-            f64::from(yarn.magnitude) * from_scale
-        });
+        let magnitude = rope.yarn.map_or(1.0, |yarn| yarn.magnitude);
         RopeTable { frequencies: (0..half).map(frequency).collect(), magnitude, rows: Vec::new() }
     }
 

@@ -83,7 +83,9 @@ impl Runner {
             None => Level::detect(),
         };
         let c = &model.config;
-        let kv_types = (options.type_k, options.type_v);
+        // Values that are parts of the keys have no type of their own.
+        let type_v = if c.latents.is_some() { options.type_k } else { options.type_v };
+        let kv_types = (options.type_k, type_v);
         for (ty, head_len) in
             [kv_types.0, kv_types.1].into_iter().flat_map(|ty| [(ty, c.head_len), (ty, c.head_len_window)])
         {

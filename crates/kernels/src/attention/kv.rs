@@ -60,15 +60,24 @@ impl KvType {
     }
 }
 
-/// `x` as it goes into the cache.
+/// `x` as it goes into the cache. Where it is rotated, its first `first` values are by themselves.
 #[inline(always)]
-pub(super) fn rotated(ty: KvType, x: &[f32]) -> [f32; HEAD_LEN_MAX] {
+pub(super) fn rotated(ty: KvType, x: &[f32], first: usize) -> [f32; HEAD_LEN_MAX] {
     let mut out = [0.0; HEAD_LEN_MAX];
     out[..x.len()].copy_from_slice(x);
     if ty.is_rotated() {
-        hadamard(&mut out[..x.len()]);
+        rotate(&mut out[..x.len()], first);
     }
     out
+}
+
+/// Rotates the first `first` values of `x`, and the others by themselves.
+pub(super) fn rotate(x: &mut [f32], first: usize) {
+    let (first, rest) = x.split_at_mut(first);
+    hadamard(first);
+    if !rest.is_empty() {
+        hadamard(rest);
+    }
 }
 
 /// Largest quantized value of a type.
@@ -160,7 +169,9 @@ pub(super) trait Values {
     /// The scales of 16 positions for the values from `at` on.
     fn scales(values: &[u8], at: usize) -> &[u8];
     /// The vector at `at` of position `slot`, without its scale.
-    fn load<S: Simd>(s: S, values: &[u8], head_len: usize, slot: usize, at: usize) -> S::F;
+    fn load<S: Simd>(s: S, values: &[u8], value_len: usize, slot: usize, at: usize) -> S::F;
+    /// Value `at` of keys that values are the beginnings of, without its scale: vector `h` of the 16 positions.
+    fn column<S: Simd>(s: S, keys: &[u8], at: usize, h: usize) -> S::F;
 }
 
 pub(super) struct F16;
@@ -174,8 +185,12 @@ impl Values for F16 {
         &[]
     }
     #[inline(always)]
-    fn load<S: Simd>(s: S, values: &[u8], head_len: usize, slot: usize, at: usize) -> S::F {
-        s.f_load_f16(&values[2 * (slot * head_len + at)..])
+    fn load<S: Simd>(s: S, values: &[u8], value_len: usize, slot: usize, at: usize) -> S::F {
+        s.f_load_f16(&values[2 * (slot * value_len + at)..])
+    }
+    #[inline(always)]
+    fn column<S: Simd>(s: S, keys: &[u8], at: usize, h: usize) -> S::F {
+        s.f_load_f16(&keys[2 * (at * KV_BLOCK + h * S::LANES)..])
     }
 }
 
@@ -189,6 +204,12 @@ impl Values for Q8 {
     fn load<S: Simd>(s: S, values: &[u8], _: usize, slot: usize, at: usize) -> S::F {
         s.v_to_f(s.v_load_i8(&values[at / 32 * KV_BLOCK * 34 + 32 + 32 * slot + at % 32..]))
     }
+    #[inline(always)]
+    fn column<S: Simd>(s: S, keys: &[u8], at: usize, h: usize) -> S::F {
+        let words = s.v_load(&keys[at / 32 * KV_BLOCK * 34 + 32 + at % 32 / 4 * 4 * KV_BLOCK + 4 * S::LANES * h..]);
+        let q = s.v_and(s.v_shr(words, 8 * (at % 4) as u32), s.v_splat(255));
+        s.v_to_f(s.v_add(q, s.v_splat(-128)))
+    }
 }
 
 impl Values for Q4 {
@@ -201,6 +222,12 @@ impl Values for Q4 {
     fn load<S: Simd>(s: S, values: &[u8], _: usize, slot: usize, at: usize) -> S::F {
         let both = s.v_load_u8(&values[at / 32 * KV_BLOCK * 18 + 32 + 16 * slot + at % 16..]);
         let q = s.v_and(if at % 32 < 16 { both } else { s.v_shr(both, 4) }, s.v_splat(15));
+        s.v_to_f(s.v_add(q, s.v_splat(-8)))
+    }
+    #[inline(always)]
+    fn column<S: Simd>(s: S, keys: &[u8], at: usize, h: usize) -> S::F {
+        let words = s.v_load(&keys[at / 32 * KV_BLOCK * 18 + 32 + at % 16 / 4 * 4 * KV_BLOCK + 4 * S::LANES * h..]);
+        let q = s.v_and(s.v_shr(words, (8 * (at % 4) + 4 * (at % 32 / 16)) as u32), s.v_splat(15));
         s.v_to_f(s.v_add(q, s.v_splat(-8)))
     }
 }

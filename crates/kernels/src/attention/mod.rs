@@ -3,9 +3,11 @@
 //! A KV block holds, for each layer and KV head, the keys and then the values of 16 positions (see [`kv`] for their
 //! layouts): 16 positions are the lanes of a score, and values of the head those of an output.
 //!
+//! Values may be the beginnings of their keys, and then have no bytes of their own (see [`Shape::shared`]).
+//!
 //! Definition. Positions are cut into splits of [`SPLIT`], at fixed places. In a split: scores are chains over the head's
 //! values; m is their maximum, p = exp(score - m), l the sum of p (16 chains over the blocks, then a tree), and each output
-//! o a chain of p · v over the positions. Splits are merged in order: M' = max(M, m), L' = L · exp(M - M') + l · exp(m - M'),
+//! o a chain of p · v over the positions, or, of a shared value, the tree's sum of 16 chains over the blocks. Splits are merged in order: M' = max(M, m), L' = L · exp(M - M') + l · exp(m - M'),
 //! O' likewise; the result is O / L, or where the head has a sink O / (L + exp(sink − M)). So threads, batches and chunks
 //! cannot matter.
 //!
@@ -30,8 +32,8 @@ pub const KV_BLOCK: usize = 16;
 pub const SPLIT: usize = 256;
 /// Multiply-adds of a task at least: some microseconds of work.
 const CELL_PRODUCTS: usize = 200_000;
-/// Longest head.
-pub const HEAD_LEN_MAX: usize = 512;
+/// Longest head: the latent of 512 values and the 64 rotated ones of DeepSeek.
+pub const HEAD_LEN_MAX: usize = 576;
 
 /// Shape of attention, the same for all layers that share it.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -40,8 +42,12 @@ pub struct Shape {
     pub heads: usize,
     /// KV heads; divides `heads`.
     pub heads_kv: usize,
-    /// Values of a head: a multiple of 16, at most [`HEAD_LEN_MAX`].
+    /// Values of a head's query or key: a multiple of 16, at most [`HEAD_LEN_MAX`].
     pub head_len: usize,
+    /// Values of a head's value, and of its output: likewise.
+    pub value_len: usize,
+    /// Whether a value is the beginning of its key, which is longer then and has the same type, and is not kept beside it.
+    pub shared: bool,
     /// Factor of the scores.
     pub scale: f32,
     /// Positions that a query sees, its own included; `None` sees all.
@@ -71,7 +77,21 @@ impl Shape {
     }
 
     fn head_bytes(&self) -> usize {
-        KV_BLOCK * (self.type_k.bytes(self.head_len) + self.type_v.bytes(self.head_len))
+        let values = if self.shared { 0 } else { self.type_v.bytes(self.value_len) };
+        KV_BLOCK * (self.type_k.bytes(self.head_len) + values)
+    }
+
+    /// Where a key's first piece ends of those that are rotated apart: a shared value must come out alone.
+    fn first_piece(&self) -> usize {
+        if self.shared { self.value_len } else { self.head_len }
+    }
+
+    fn check(&self) {
+        let lens = [self.head_len, self.value_len];
+        assert!(lens.iter().all(|len| len.is_multiple_of(16) && *len <= HEAD_LEN_MAX), "heads of {lens:?} values");
+        assert!(self.heads.is_multiple_of(self.heads_kv), "{} heads on {}", self.heads, self.heads_kv);
+        let beginning = self.value_len < self.head_len && self.type_v == self.type_k;
+        assert!(!self.shared || beginning, "a value that is no beginning of its key");
     }
 }
 
@@ -83,16 +103,17 @@ pub struct KvBlocks<'a> {
 }
 
 impl<'a> KvBlocks<'a> {
-    /// Keys and values of a head in a block.
+    /// Keys and values of a head in a block; where they are shared, the keys twice.
     #[inline(always)]
     fn head(&self, shape: &Shape, block: usize, head: usize) -> (&'a [u8], &'a [u8]) {
         let len = shape.head_bytes();
         let both = &self.blocks[block][head * len..][..len];
-        both.split_at(KV_BLOCK * shape.type_k.bytes(shape.head_len))
+        if shape.shared { (both, both) } else { both.split_at(KV_BLOCK * shape.type_k.bytes(shape.head_len)) }
     }
 }
 
-/// Writes the key and value rows (`heads_kv * head_len` values each) of the position `slot` of a block's layer.
+/// Writes the rows of keys (`heads_kv * head_len` values) and values (`heads_kv * value_len`, none where they are shared) of
+/// the position `slot` of a block's layer.
 pub fn write_kv(level: Level, shape: &Shape, layer: &mut [u8], slot: usize, key: &[f32], value: &[f32]) {
     level.run(WriteKv { shape, layer, slot, key, value });
 }
@@ -109,12 +130,22 @@ impl Op for WriteKv<'_> {
     type Out = ();
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
-        let (shape, n) = (self.shape, self.shape.head_len);
-        let heads = self.layer.chunks_exact_mut(shape.head_bytes());
-        for ((head, key), value) in heads.zip(self.key.chunks_exact(n)).zip(self.value.chunks_exact(n)) {
-            let (keys, values) = head.split_at_mut(KV_BLOCK * shape.type_k.bytes(n));
-            kv::write_key(s, shape.type_k, keys, self.slot, &kv::rotated(shape.type_k, key)[..n]);
-            kv::write_value(s, shape.type_v, values, self.slot, &kv::rotated(shape.type_v, value)[..n]);
+        let shape = self.shape;
+        let mut values = self.value.chunks_exact(shape.value_len);
+        let heads = self.layer.chunks_exact_mut(shape.head_bytes()).zip(self.key.chunks_exact(shape.head_len));
+        for (head, key) in heads {
+            let (keys, room) = head.split_at_mut(KV_BLOCK * shape.type_k.bytes(shape.head_len));
+            kv::write_key(
+                s,
+                shape.type_k,
+                keys,
+                self.slot,
+                &kv::rotated(shape.type_k, key, shape.first_piece())[..key.len()],
+            );
+            if let (false, Some(value)) = (shape.shared, values.next()) {
+                let value = &kv::rotated(shape.type_v, value, value.len())[..value.len()];
+                kv::write_value(s, shape.type_v, room, self.slot, value);
+            }
         }
     }
 }
@@ -163,7 +194,7 @@ impl Tile {
 }
 
 /// Attention of `runs`, in ascending order of their rows. `q` has rows of `q_stride` values with the heads first; `out` has
-/// rows of `heads * head_len`, of which those of the runs are written. `sinks` has a score for each query head that takes its
+/// rows of `heads * value_len`, of which those of the runs are written. `sinks` has a score for each query head that takes its
 /// share of the weights and has no value.
 pub fn attention(
     pool: &mut Pool,
@@ -176,13 +207,9 @@ pub fn attention(
     out: &mut [f32],
     scratch: &mut Scratch,
 ) {
-    assert!(
-        shape.head_len.is_multiple_of(16)
-            && shape.head_len <= HEAD_LEN_MAX
-            && shape.heads.is_multiple_of(shape.heads_kv)
-    );
-    let (group, n) = (shape.group(), shape.head_len);
-    let products = scratch.cut(shape, runs, pool.threads()) * group * 2 * n;
+    shape.check();
+    let (group, n) = (shape.group(), shape.value_len);
+    let products = scratch.cut(shape, runs, pool.threads()) * group * (shape.head_len + n);
     let Scratch { tiles, bands, pieces, partial } = scratch;
     let attend = |tile: &Tile, head_kv, splits, rows: Range<usize>, then: &mut dyn FnMut(&mut tile::Work, Rows)| {
         let Run { kv, first, position, .. } = runs[tile.run];
@@ -285,7 +312,18 @@ mod tests {
 
     fn shape(window: Option<usize>) -> Shape {
         let (type_k, type_v) = (KvType::F16, KvType::F16);
-        Shape { heads: 9, heads_kv: 3, head_len: 64, scale: 0.125, window, soft_cap: None, type_k, type_v }
+        Shape {
+            heads: 9,
+            heads_kv: 3,
+            head_len: 64,
+            value_len: 64,
+            shared: false,
+            scale: 0.125,
+            window,
+            soft_cap: None,
+            type_k,
+            type_v,
+        }
     }
 
     fn run(position: usize, tokens: usize) -> Run<'static> {

@@ -4,6 +4,7 @@ use super::kv::Values;
 use super::tile::PACK;
 use super::{HEAD_LEN_MAX, KV_BLOCK, SPLIT};
 use crate::activations::BLOCK_WORDS;
+use crate::math::sum16;
 use crate::matmul::accumulate;
 use crate::quant::Quant;
 use crate::simd::Simd;
@@ -59,7 +60,7 @@ pub(super) fn scores_quantized<Q: Quant, S: Simd, const R: usize>(
 pub(super) fn weigh<'v, V: Values, S: Simd, const R: usize, const P: usize>(
     s: S,
     values: impl Fn(usize) -> &'v [u8],
-    head_len: usize,
+    value_len: usize,
     at: usize,
     span: Range<usize>,
     weights: &[[f32; SPLIT]; PACK],
@@ -73,7 +74,7 @@ pub(super) fn weigh<'v, V: Values, S: Simd, const R: usize, const P: usize>(
         for position in span.start.max(first)..span.end.min(first + KV_BLOCK) {
             let mut v = [s.f_splat(0.0); P];
             for (k, v) in v.iter_mut().enumerate() {
-                *v = V::load(s, values, head_len, position - first, at + k * S::LANES);
+                *v = V::load(s, values, value_len, position - first, at + k * S::LANES);
             }
             for r in 0..R {
                 let w = s.f_splat(weights[r][position]);
@@ -92,4 +93,50 @@ pub(super) fn weigh<'v, V: Values, S: Simd, const R: usize, const P: usize>(
         }
     }
     P
+}
+
+/// As [`weigh`], for one vector of outputs whose values are parts of the keys in `blocks`: of each output 16 chains over the
+/// blocks, and the sum of these. Weights of positions outside `span` must be 0.
+#[inline(always)]
+pub(super) fn weigh_columns<V: Values, S: Simd, const R: usize>(
+    s: S,
+    blocks: &[&[u8]],
+    at: usize,
+    span: Range<usize>,
+    weights: &[[f32; SPLIT]; PACK],
+    factors: &([f32; 16], [f32; 16]),
+    out: &mut [[f32; HEAD_LEN_MAX]; R],
+) {
+    let mut sums = [[0.0; 16]; R];
+    for i in 0..S::LANES {
+        let mut lanes = [[0.0; KV_BLOCK]; R];
+        for h in 0..KV_BLOCK / S::LANES {
+            let mut acc = [s.f_splat(0.0); R];
+            for (block, keys) in blocks.iter().enumerate().take(span.end.div_ceil(KV_BLOCK)).skip(span.start / KV_BLOCK)
+            {
+                let first = block * KV_BLOCK + h * S::LANES;
+                let (from, to) = [span.start, span.end].map(|end| end.saturating_sub(first).min(S::LANES)).into();
+                let mut v = V::column(s, keys, at + i, h);
+                if to - from < S::LANES {
+                    // What was never written may be no number.
+                    v = s.f_keep(v, from, to, 0.0);
+                }
+                for r in 0..R {
+                    acc[r] = s.f_fma(s.f_load(&weights[r][first..]), v, acc[r]);
+                }
+            }
+            for r in 0..R {
+                s.f_store(acc[r], &mut lanes[r][h * S::LANES..]);
+            }
+        }
+        for r in 0..R {
+            // As above: the sign of a zero.
+            sums[r][i] = sum16(&lanes[r]) + 0.0;
+        }
+    }
+    for r in 0..R {
+        let to = &mut out[r][at..];
+        let o = s.f_load(&sums[r]);
+        s.f_store(s.f_fma(s.f_splat(factors.1[r]), o, s.f_mul(s.f_load(to), s.f_splat(factors.0[r]))), to);
+    }
 }

@@ -1,6 +1,6 @@
 //! One KV head's work for the query rows of a tile.
 
-use super::products::{scores_f16, scores_quantized, weigh};
+use super::products::{scores_f16, scores_quantized, weigh, weigh_columns};
 use super::{HEAD_LEN_MAX, KV_BLOCK, KvBlocks, KvType, SPLIT, Shape, kv};
 use crate::activations::{BLOCK_WORDS, Factors, quantize_row};
 use crate::math::{exp, sum16, tanh};
@@ -100,10 +100,10 @@ thread_local! {
 
 impl Work {
     /// M, L and O of each row, one after the other.
-    pub(super) fn save(&self, rows: Rows, head_len: usize, out: &mut [f32]) {
-        for (r, out) in out.chunks_exact_mut(head_len + 2).take(rows.len).enumerate() {
+    pub(super) fn save(&self, rows: Rows, value_len: usize, out: &mut [f32]) {
+        for (r, out) in out.chunks_exact_mut(value_len + 2).take(rows.len).enumerate() {
             (out[0], out[1]) = (self.max[r], self.sum[r]);
-            out[2..].copy_from_slice(&self.out[r][..head_len]);
+            out[2..].copy_from_slice(&self.out[r][..value_len]);
         }
     }
 }
@@ -162,9 +162,9 @@ fn prepare<S: Simd>(s: S, query: &Query<'_>, rows: Rows, work: &mut Work) {
             *to = x * shape.scale;
         }
         if shape.type_k.is_rotated() {
-            hadamard(q);
+            kv::rotate(q, shape.first_piece());
         }
-        work.out[r][..n].fill(0.0);
+        work.out[r][..shape.value_len].fill(0.0);
     }
     work.max = [f32::NEG_INFINITY; ROWS];
     work.sum = [0.0; ROWS];
@@ -282,20 +282,28 @@ impl Pack<'_> {
         factors: &([f32; 16], [f32; 16]),
         work: &mut Work,
     ) {
-        let n = self.query.shape.head_len;
+        let (n, shared) = (self.query.shape.value_len, self.query.shape.shared);
         let Work { scores, scaled, out, .. } = work;
         let out = out[self.first..].first_chunk_mut::<R>().expect("rows in whole packs");
+        let mut blocks = [&[][..]; SPLIT / KV_BLOCK];
+        let used = span.start / KV_BLOCK..span.end.div_ceil(KV_BLOCK);
+        used.clone().for_each(|block| blocks[block] = self.block(block).1);
         let mut at = 0;
         while at < n {
             if V::SCALED && at % 32 == 0 {
-                for block in span.start / KV_BLOCK..span.end.div_ceil(KV_BLOCK) {
-                    scale_weights::<V, S, R>(s, self.block(block).1, at, block * KV_BLOCK, scores, scaled);
+                for block in used.clone() {
+                    scale_weights::<V, S, R>(s, blocks[block], at, block * KV_BLOCK, &span, scores, scaled);
                 }
             }
             let weights = if V::SCALED { &*scaled } else { &*scores };
             // Few rows need more vectors to keep the multipliers busy; many do it with one, and read it once.
             let vectors = if V::SCALED { (32 - at % 32) / S::LANES } else { (n - at) / S::LANES };
-            let values = |block: usize| self.block(block).1;
+            if shared {
+                weigh_columns::<V, S, R>(s, &blocks, at, span.clone(), weights, factors, out);
+                at += S::LANES;
+                continue;
+            }
+            let values = |block: usize| blocks[block];
             at += S::LANES
                 * if (R <= 4 || S::LANES < 16) && vectors >= 4 {
                     weigh::<V, S, R, 4>(s, values, n, at, span.clone(), weights, factors, out)
@@ -308,18 +316,24 @@ impl Pack<'_> {
     }
 }
 
-/// Weights of the positions of a block times their scales for values from `at` on.
+/// Weights of the positions of a block times their scales for values from `at` on; 0 outside `span`.
 #[inline(always)]
 fn scale_weights<V: kv::Values, S: Simd, const R: usize>(
     s: S,
     values: &[u8],
     at: usize,
     position: usize,
+    span: &Range<usize>,
     weights: &[[f32; SPLIT]; PACK],
     scaled: &mut [[f32; SPLIT]; PACK],
 ) {
     for h in (0..KV_BLOCK).step_by(S::LANES) {
-        let scale = s.f_load_f16(&V::scales(values, at)[2 * h..]);
+        let (from, to) = [span.start, span.end].map(|end| end.saturating_sub(position + h).min(S::LANES)).into();
+        let mut scale = s.f_load_f16(&V::scales(values, at)[2 * h..]);
+        if to - from < S::LANES {
+            // What was never written may be no number.
+            scale = s.f_keep(scale, from, to, 0.0);
+        }
         for r in 0..R {
             let w = s.f_load(&weights[r][position + h..]);
             s.f_store(s.f_mul(w, scale), &mut scaled[r][position + h..]);
@@ -450,7 +464,7 @@ impl Op for Finish<'_, '_, '_> {
     type Out = ();
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
-        let n = self.shape.head_len;
+        let n = self.shape.value_len;
         for r in 0..self.rows.len {
             let token = self.rows.token(r) - self.rows.token;
             let head = self.rows.head_kv * self.rows.group + self.rows.head(r);

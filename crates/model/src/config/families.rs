@@ -52,6 +52,8 @@ pub struct Family {
     pub v_norm: bool,
     /// Factor of the attention scores unless the header says; `None` follows from the length of a head.
     pub attention_scale: Option<f32>,
+    /// Whether keys and values of all heads are made of one latent of a position (MLA).
+    pub latents: bool,
     /// How its experts are used where the header counts any; `None` if it cannot have them.
     pub experts: Option<ExpertFamily>,
 }
@@ -72,6 +74,7 @@ impl Family {
         window_rope: false,
         v_norm: false,
         attention_scale: None,
+        latents: false,
         experts: None,
     };
 }
@@ -157,6 +160,13 @@ pub const FAMILIES: &[Family] = &[
         sinks: true,
         window_pattern: 2,
         experts: Some(ExpertFamily { scores: Scores::SoftmaxOfChosen, normalize: false, ..ExpertFamily::SOFTMAX }),
+        ..Family::PLAIN
+    },
+    Family {
+        name: "deepseek2",
+        rope_pairs: RopePairs::Adjacent,
+        latents: true,
+        experts: Some(ExpertFamily { normalize: false, optional: true, ..ExpertFamily::SOFTMAX }),
         ..Family::PLAIN
     },
     Family {

@@ -1,6 +1,6 @@
 //! Reading numbers from the header, with bounds.
 
-use super::{Experts, Family, Rope, Yarn};
+use super::{Experts, Family, Latents, Rope, Yarn};
 use crate::Error;
 use crate::moe::{Routing, Scores};
 use gguf::Metadata;
@@ -161,6 +161,38 @@ impl Keys<'_> {
         }
     }
 
+    /// The lengths of latent attention, and the values of a head that are rotated.
+    pub(super) fn latents(&self) -> Result<(Latents, usize), Error> {
+        let whole = |name: &str, range| {
+            let len = self.count(name, range)?;
+            let reason = "it must be a multiple of 16";
+            if len.is_multiple_of(PANEL_ROWS) { Ok(len) } else { Err(self.bad(name, len, reason)) }
+        };
+        let (rank, lengths) = ("attention.kv_lora_rank", ["attention.key_length_mla", "attention.value_length_mla"]);
+        let rope_len = whole("rope.dimension_count", 16..=HEAD_LEN_MAX)?;
+        let len = whole(rank, 16..=HEAD_LEN_MAX)?;
+        if len + rope_len > HEAD_LEN_MAX {
+            let reason = format!("with {rope_len} rotated values it must be {HEAD_LEN_MAX} at most");
+            return Err(self.bad(rank, len, &reason));
+        }
+        // In the header the one key head is as long as a latent and what is rotated, its value as a latent.
+        for (name, wanted) in [("attention.key_length", len + rope_len), ("attention.value_length", len)] {
+            let found = self.count_or(name, wanted, 1..=1 << 16)?;
+            if found != wanted {
+                let reason =
+                    format!("with latents of {len} values and {rope_len} that are rotated it must be {wanted}");
+                return Err(self.bad(name, found, &reason));
+            }
+        }
+        let key_len = whole(lengths[0], rope_len + 16..=1 << 16)?;
+        let query_len = self.count_or("attention.q_lora_rank", 0, 0..=1 << 20)?;
+        if !query_len.is_multiple_of(PANEL_ROWS) {
+            return Err(self.bad("attention.q_lora_rank", query_len, "it must be a multiple of 16"));
+        }
+        let value_len = whole(lengths[1], 16..=1 << 16)?;
+        Ok((Latents { len, query_len, nope_len: key_len - rope_len, value_len }, rope_len))
+    }
+
     pub(super) fn rope_len(&self, name: &str, default: usize, head_len: usize) -> Result<usize, Error> {
         let len = self.count_or(name, default, 2..=head_len)?;
         if len % 2 == 0 { Ok(len) } else { Err(self.bad(name, len, "it must be even")) }
@@ -175,7 +207,7 @@ impl Keys<'_> {
     }
 
     /// The numbers of the experts, if the header counts any.
-    pub(super) fn experts(&self, family: &Family, layers: usize) -> Result<Option<Experts>, Error> {
+    pub(super) fn experts(&self, family: &Family, layers: usize, vocab_len: usize) -> Result<Option<Experts>, Error> {
         let count = self.count_or("expert_count", 0, 0..=EXPERTS_MAX)?;
         let kind = match family.experts {
             None if count == 0 => return Ok(None),
@@ -201,6 +233,8 @@ impl Keys<'_> {
             return Err(self.bad("expert_group_used_count", groups_used, &reason));
         }
         let scores = match self.count_or("expert_gating_func", 0, 0..=3)? {
+            // Files of GLM 4.7 Flash, which is a DeepSeek of another routing, may leave it out. Source: llama.cpp.
+            0 if family.latents && matches!(layers, 47 | 48) && vocab_len == 154_880 => Scores::Sigmoid,
             0 => kind.scores,
             1 => Scores::Softmax,
             2 => Scores::Sigmoid,
@@ -239,15 +273,22 @@ impl Keys<'_> {
             None | Some("none") => Ok(rope),
             Some("linear") => Ok(Rope { scale: 1.0 / self.float_or("rope.scaling.factor", 1.0)?, ..rope }),
             Some("yarn") => {
+                let scale = 1.0 / self.float_or("rope.scaling.factor", 1.0)?;
                 let trained = self.count_or("context_length", 4096, 1..=1 << 30)?;
+                // Where the header has a multiplier, whole queries and keys are scaled, by way of the scores. Source:
+                // llama.cpp, `src/models/deepseek2.cpp`.
+                let log_multiplier = self.cap("rope.scaling.yarn_log_multiplier")?.map_or(0.0, f64::from);
+                let of_stretch = if log_multiplier > 0.0 { 1.0 } else { 1.0 - 0.1 * libm::log(f64::from(scale)) };
+                let factor = f64::from(self.float_or("rope.scaling.yarn_attn_factor", 1.0)?);
                 let yarn = Yarn {
                     context_len: self.count_or("rope.scaling.original_context_length", trained, 1..=1 << 30)? as f32,
                     fast: self.float_or("rope.scaling.yarn_beta_fast", 32.0)?,
                     slow: self.float_or("rope.scaling.yarn_beta_slow", 1.0)?,
                     mix: self.float_or("rope.scaling.yarn_ext_factor", 1.0)?,
-                    magnitude: self.float_or("rope.scaling.yarn_attn_factor", 1.0)?,
+                    magnitude: factor * of_stretch,
+                    log_multiplier,
                 };
-                Ok(Rope { scale: 1.0 / self.float_or("rope.scaling.factor", 1.0)?, yarn: Some(yarn), ..rope })
+                Ok(Rope { scale, yarn: Some(yarn), ..rope })
             }
             Some(other) => Err(self.bad("rope.scaling.type", other, "known are \"none\", \"linear\" and \"yarn\"")),
         }

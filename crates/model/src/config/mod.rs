@@ -4,9 +4,11 @@ mod families;
 mod keys;
 
 use crate::Error;
+use crate::forward::layer_kv_bytes;
 use crate::moe::Routing;
 pub use families::{ExpertFamily, FAMILIES, Family, QkNorm, RopePairs};
 use gguf::Metadata;
+use kernels::attention::KV_BLOCK;
 use keys::Keys;
 
 /// The numbers of a model.
@@ -46,6 +48,9 @@ pub struct Config {
     pub rope: Rope,
     /// How they are in layers with a window.
     pub rope_window: Rope,
+    /// The latents that keys and values of all heads are made of, if they are. Then a layer has one key head of
+    /// [`Config::head_len`] values, the latent and behind it what is rotated, whose beginning is the value.
+    pub latents: Option<Latents>,
     /// Positions that a layer with a window sees, the query's own included.
     pub window: Option<usize>,
     /// Which layers have one; empty if none has.
@@ -87,8 +92,31 @@ pub struct Yarn {
     pub slow: f32,
     /// How much of the mixing is done.
     pub mix: f32,
-    /// Factor of rotated values, beside the one that follows from the scale.
-    pub magnitude: f32,
+    /// Factor of rotated values.
+    pub magnitude: f64,
+    /// What the logarithm of the stretch adds to the factor of queries and keys, where heads are made of latents.
+    pub log_multiplier: f64,
+}
+
+impl Rope {
+    /// Factor of the scores of heads that are rotated in part, as large as if all of a query and a key were multiplied.
+    fn score_scale(&self) -> f32 {
+        let factor = |yarn: Yarn| yarn.magnitude * (1.0 - yarn.log_multiplier * libm::log(f64::from(self.scale)));
+        self.yarn.map_or(1.0, |yarn| libm::pow(factor(yarn), 2.0) as f32)
+    }
+}
+
+/// Latent attention. Source: DeepSeek-AI 2024 (DeepSeek-V2), section 2.1.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Latents {
+    /// Values of a latent that keys and values are made of.
+    pub len: usize,
+    /// Values of a latent that queries are made of; 0 if they come out of the residual stream.
+    pub query_len: usize,
+    /// Values of a head's query that meet the latent. Those that are rotated lie behind them.
+    pub nope_len: usize,
+    /// Values of a head's output.
+    pub value_len: usize,
 }
 
 /// The numbers of a model's experts.
@@ -137,21 +165,36 @@ impl Config {
         let window = keys.count_or("attention.sliding_window", 0, 0..=1 << 30)?;
         let windowed = family.window_pattern > 0 && window > 0;
         let windows = if windowed { keys.windows(family.window_pattern, layers)? } else { Vec::new() };
-        let (heads_kv, heads_kv_window) = keys.heads_kv(heads, layers, &windows)?;
-        let head_len = keys.head_len("", embedding_len / heads)?;
+        let latents = if family.latents { Some(keys.latents()?) } else { None };
+        let (heads_kv, heads_kv_window) = match latents {
+            Some(_) => (1, 1),
+            None => keys.heads_kv(heads, layers, &windows)?,
+        };
+        let head_len = match latents {
+            Some((latents, rope_len)) => latents.len + rope_len,
+            None => keys.head_len("", embedding_len / heads)?,
+        };
         let head_len_window = keys.head_len("_swa", head_len)?;
         if !embedding_len.is_multiple_of(32) {
             return Err(keys.bad("embedding_length", embedding_len, "it must be a multiple of 32"));
         }
-        let rope_len = keys.rope_len("rope.dimension_count", head_len, head_len)?;
+        let rope_len = match latents {
+            Some((_, rope_len)) => rope_len,
+            None => keys.rope_len("rope.dimension_count", head_len, head_len)?,
+        };
         let rope_len_window =
             keys.rope_len("rope.dimension_count_swa", rope_len.min(head_len_window), head_len_window)?;
-        for key in ["attention.shared_kv_layers", "embedding_length_per_layer_input"] {
+        for key in ["attention.shared_kv_layers", "embedding_length_per_layer_input", "attention.temperature_length"] {
             keys.refuse(key, "this is not supported yet")?;
         }
         let rope = keys.rope()?;
-        // The one model of this family whose scores are not scaled by the length of its heads.
-        let query_len = if architecture == "gemma3" && layers == 62 { embedding_len / heads } else { head_len };
+        let (query_len, score_scale) = match latents {
+            // The one model of this family whose scores are not scaled by the length of its heads.
+            _ if architecture == "gemma3" && layers == 62 => (embedding_len / heads, 1.0),
+            Some((latents, rope_len)) => (latents.nope_len + rope_len, rope.score_scale()),
+            None => (head_len, 1.0),
+        };
+        let score_scale = score_scale / (query_len as f32).sqrt();
         let config = Config {
             architecture: architecture.into(),
             layers,
@@ -162,7 +205,7 @@ impl Config {
             heads_kv_window,
             head_len_window,
             feed_forward_len: keys.feed_forward_len(layers)?,
-            experts: keys.experts(family, layers)?,
+            experts: keys.experts(family, layers, vocab_len)?,
             vocab_len,
             context_len: keys.count_or("context_length", 4096, 1..=1 << 30)?,
             norm_epsilon: keys.float_or("attention.layer_norm_rms_epsilon", 1e-5)?,
@@ -175,8 +218,8 @@ impl Config {
             },
             window: windowed.then_some(window),
             windows,
-            attention_scale: keys
-                .float_or("attention.scale", family.attention_scale.unwrap_or(1.0 / (query_len as f32).sqrt()))?,
+            latents: latents.map(|(latents, _)| latents),
+            attention_scale: keys.float_or("attention.scale", family.attention_scale.unwrap_or(score_scale))?,
             embedding_scale: match family.scale_embedding {
                 true => (embedding_len as f32).sqrt(),
                 false => keys.float_or("embedding_scale", 1.0)?,
@@ -212,7 +255,6 @@ impl Config {
 
     /// KV cache bytes of one more token, with 16-bit keys and values.
     pub fn kv_bytes_per_token(&self) -> u64 {
-        let values = (0..self.layers).map(|layer| self.layer_heads(layer)).map(|(heads, len)| heads * len);
-        (self.layers * 2 * 2 * values.max().unwrap_or(0)) as u64
+        (self.layers * layer_kv_bytes(self, Default::default()) / KV_BLOCK) as u64
     }
 }

@@ -2,7 +2,7 @@
 //! which a forward pass uses them; the small vectors of floats are read at once.
 
 use super::cached::Cached;
-use super::pack::{Packing, source_row};
+use super::pack::{Packing, RopeRows};
 use super::rows::RowTable;
 use super::{Experts, Layer, Mlp, Place, Store, Weight, Weights, format_of, is_vector};
 use crate::config::{self, Config, Family, QkNorm, RopePairs};
@@ -84,7 +84,7 @@ fn stream(layers: &[Layer], options: &LoadOptions) -> Result<Option<Streamed>, E
     Streamed::new(stacks, index, (first.count(), first.routing.used), slots, lanes).map(Some)
 }
 
-struct Binder<'a> {
+pub(super) struct Binder<'a> {
     gguf: &'a Gguf,
     sources: &'a [Arc<dyn ByteSource>],
     /// Whether experts are in slots.
@@ -112,26 +112,45 @@ impl<'a> Binder<'a> {
         let (heads_kv, head_len) = c.layer_heads(index);
         let (embed, q_len, kv_len) = (c.embedding_len, c.heads * head_len, heads_kv * head_len);
         let rope_len = if c.layer_has_window(index) { c.rope_len_window } else { c.rope_len };
-        let rope_heads = (family.rope_pairs == RopePairs::Adjacent).then_some((head_len, rope_len));
+        // In heads that are made of latents the last values are rotated, else the first.
+        let reorder = |head_len: usize, first| {
+            (family.rope_pairs == RopePairs::Adjacent).then_some(RopeRows { head_len, first, len: rope_len })
+        };
         let name = |part: &str| format!("blk.{index}.{part}");
         let norm_if = |binder: &mut Self, wanted: bool, part: &str, len: usize| {
             if wanted { binder.floats(&name(part), len).map(Some) } else { binder.floats_if_there(&name(part), len) }
         };
         let qk_norm = family.qk_norm != QkNorm::None;
         let norm_len = |whole: usize| if family.qk_norm == QkNorm::Whole { whole } else { head_len };
+        let attention_norm = self.floats(&name("attn_norm.weight"), embed)?;
+        let (q, k, v, latents) = match &c.latents {
+            Some(latents) => {
+                let (q, k, latents) = self.latents(index, c, latents, reorder)?;
+                (q, k, None, Some(latents))
+            }
+            None => {
+                let rows = reorder(head_len, 0);
+                let q = self.matrix_with_bias(&name("attn_q"), q_len, embed, rows, family.qkv_bias)?;
+                let k = self.matrix_with_bias(&name("attn_k"), kv_len, embed, rows, family.qkv_bias)?;
+                let v = match family.v_norm && self.gguf.tensor(&name("attn_v.weight")).is_none() {
+                    true => None,
+                    false => Some(self.matrix_with_bias(&name("attn_v"), kv_len, embed, None, family.qkv_bias)?),
+                };
+                (q, k, v, None)
+            }
+        };
+        let out_len = c.latents.map_or(q_len, |latents| c.heads * latents.value_len);
         Ok(Layer {
-            attention_norm: self.floats(&name("attn_norm.weight"), embed)?,
-            q: self.matrix_with_bias(&name("attn_q"), q_len, embed, rope_heads, family.qkv_bias)?,
-            k: self.matrix_with_bias(&name("attn_k"), kv_len, embed, rope_heads, family.qkv_bias)?,
-            v: match family.v_norm && self.gguf.tensor(&name("attn_v.weight")).is_none() {
-                true => None,
-                false => Some(self.matrix_with_bias(&name("attn_v"), kv_len, embed, None, family.qkv_bias)?),
-            },
+            attention_norm,
+            q,
+            k,
+            v,
+            latents,
             v_norm: family.v_norm.then(|| vec![1.0; head_len]),
             q_norm: norm_if(self, qk_norm, "attn_q_norm.weight", norm_len(q_len))?,
             k_norm: norm_if(self, qk_norm, "attn_k_norm.weight", norm_len(kv_len))?,
             sinks: if family.sinks { Some(self.floats(&name("attn_sinks.weight"), c.heads)?) } else { None },
-            attention_out: self.matrix_with_bias(&name("attn_output"), embed, q_len, None, false)?,
+            attention_out: self.matrix_with_bias(&name("attn_output"), embed, out_len, None, false)?,
             attention_post_norm: match family.ffn_norm {
                 "post_attention_norm.weight" => None,
                 _ => norm_if(self, family.post_norms, "post_attention_norm.weight", embed)?,
@@ -214,7 +233,7 @@ impl<'a> Binder<'a> {
     }
 
     /// A vector of floats: norms, biases, factors.
-    fn floats(&mut self, name: &str, len: usize) -> Result<Vec<f32>, Error> {
+    pub(super) fn floats(&mut self, name: &str, len: usize) -> Result<Vec<f32>, Error> {
         self.floats_of(name, &[len as u64])
     }
 
@@ -247,14 +266,14 @@ impl<'a> Binder<'a> {
         name: &str,
         rows: usize,
         cols: usize,
-        rope_heads: Option<(usize, usize)>,
+        rope_rows: Option<RopeRows>,
         needs_bias: bool,
     ) -> Result<Weight, Error> {
-        let mut weight = self.matrix(name, rows, cols, rope_heads)?;
+        let mut weight = self.matrix(name, rows, cols, rope_rows)?;
         let bias = format!("{name}.bias");
         weight.bias = if needs_bias { Some(self.floats(&bias, rows)?) } else { self.floats_if_there(&bias, rows)? };
-        if let (Some(bias), Some(heads)) = (&mut weight.bias, rope_heads) {
-            *bias = (0..rows).map(|row| bias[source_row(row, heads)]).collect();
+        if let (Some(bias), Some(reordered)) = (&mut weight.bias, rope_rows) {
+            *bias = (0..rows).map(|row| bias[reordered.source(row)]).collect();
         }
         Ok(weight)
     }
@@ -269,29 +288,35 @@ impl<'a> Binder<'a> {
     }
 
     /// Gives `{name}.weight` the next place.
-    fn matrix(
+    pub(super) fn matrix(
         &mut self,
         name: &str,
         rows: usize,
         cols: usize,
-        rope_heads: Option<(usize, usize)>,
+        rope_rows: Option<RopeRows>,
     ) -> Result<Weight, Error> {
         let found = self.find_matrix(name, &[cols, rows])?;
-        Ok(self.place(found, rows, cols, rope_heads))
+        Ok(self.place(found, rows, cols, rope_rows))
+    }
+
+    /// Gives the `count` matrices in `{name}.weight` the next place: as one matrix.
+    pub(super) fn tall(&mut self, name: &str, count: usize, rows: usize, cols: usize) -> Result<Weight, Error> {
+        let found = self.find_matrix(name, &[cols, rows, count])?;
+        Ok(self.place(found, count * rows, cols, None))
     }
 
     /// Gives the matrices of `count` experts in `{name}.weight`, and their biases if there are any, the next place: as one
     /// matrix.
     fn stack(&mut self, name: &str, count: usize, rows: usize, cols: usize) -> Result<Weight, Error> {
-        let found = self.find_matrix(name, &[cols, rows, count])?;
         let mut weight = if self.streams {
+            let found = self.find_matrix(name, &[cols, rows, count])?;
             let (tensor, format, row_bytes) = found;
             let offset_bytes = tensor.offset_bytes;
-            let packing = Packing { format, rows: count * rows, row_bytes, offset_bytes, rope_heads: None };
+            let packing = Packing { format, rows: count * rows, row_bytes, offset_bytes, rope_rows: None };
             let place = Place::Slots(Arc::clone(&self.sources[tensor.shard]), packing.clone());
             Weight { format, rows: count * rows, cols, len_bytes: packing.len_bytes(), place, bias: None }
         } else {
-            self.place(found, count * rows, cols, None)
+            self.tall(name, count, rows, cols)?
         };
         let bias = format!("{name}.bias");
         if self.gguf.tensor(&bias).is_some() {
@@ -305,9 +330,9 @@ impl<'a> Binder<'a> {
         (tensor, format, row_bytes): (&TensorInfo, Format, usize),
         rows: usize,
         cols: usize,
-        rope_heads: Option<(usize, usize)>,
+        rope_rows: Option<RopeRows>,
     ) -> Weight {
-        let packing = Packing { format, rows, row_bytes, offset_bytes: tensor.offset_bytes, rope_heads };
+        let packing = Packing { format, rows, row_bytes, offset_bytes: tensor.offset_bytes, rope_rows };
         let len_bytes = packing.len_bytes();
         let range = self.used..self.used + len_bytes;
         self.used = range.end.next_multiple_of(ALIGN_BYTES);

@@ -4,11 +4,13 @@
 mod bind;
 mod cached;
 mod experts;
+mod latents;
 mod pack;
 mod rows;
 mod shared;
 
 pub(crate) use experts::Experts;
+pub(crate) use latents::Latents;
 pub(crate) use pack::Packing;
 pub(crate) use shared::share;
 
@@ -86,6 +88,8 @@ pub(crate) struct Layer {
     pub(crate) k: Weight,
     /// `None`: the keys are the values too.
     pub(crate) v: Option<Weight>,
+    /// Where keys and values are made of latents.
+    pub(crate) latents: Option<Latents>,
     pub(crate) q_norm: Option<Vec<f32>>,
     pub(crate) k_norm: Option<Vec<f32>>,
     /// Ones, where values are normalized.
@@ -113,8 +117,8 @@ pub(crate) struct Mlp {
 impl Layer {
     /// The layer's matrices, in the order of use.
     pub(crate) fn matrices(&self) -> Vec<&Weight> {
-        let mut all = vec![&self.q, &self.k];
-        all.extend(self.v.iter().chain([&self.attention_out]));
+        let mut all: Vec<_> = self.latents.iter().flat_map(Latents::first).chain([&self.q, &self.k]).collect();
+        all.extend(self.v.iter().chain(self.latents.iter().flat_map(Latents::last)).chain([&self.attention_out]));
         all.extend(self.mlp.iter().flat_map(|mlp| [&mlp.gate, &mlp.up, &mlp.down]));
         all.extend(self.experts.iter().flat_map(Experts::matrices));
         all
@@ -130,8 +134,9 @@ impl Layer {
 
     /// Where they are in the region: side by side.
     fn range(&self) -> Range<usize> {
-        let end = self.matrices().into_iter().map(|weight| weight.range().end).max();
-        self.q.range().start..end.unwrap_or(0)
+        let matrices = self.matrices();
+        let end = matrices.iter().map(|weight| weight.range().end).max();
+        matrices[0].range().start..end.unwrap_or(0)
     }
 }
 

@@ -13,8 +13,38 @@ pub(crate) struct Packing {
     pub(crate) row_bytes: usize,
     /// Of the first row, in its file.
     pub(super) offset_bytes: u64,
-    /// (head length, rotated values) where the rotated rows of each head are reordered from neighbours to halves.
-    pub(super) rope_heads: Option<(usize, usize)>,
+    /// Where the rotated rows of each head are reordered from neighbours to halves.
+    pub(super) rope_rows: Option<RopeRows>,
+}
+
+/// Rows of each head that are rotated.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct RopeRows {
+    pub(super) head_len: usize,
+    /// The first of them.
+    pub(super) first: usize,
+    pub(super) len: usize,
+}
+
+impl RopeRows {
+    /// Rows of the file that lie among themselves as packed rows, `row` among them.
+    fn together(self, row: usize) -> Range<usize> {
+        let first = row / self.head_len * self.head_len + self.first;
+        let all = first..first + self.len;
+        if all.contains(&row) { all } else { row..row + 1 }
+    }
+
+    /// The file's row of packed row `row`: of those that are rotated in a head, packed i and i + n/2 are the file's 2i and
+    /// 2i + 1.
+    pub(super) fn source(self, row: usize) -> usize {
+        let (head, i) = (row / self.head_len * self.head_len + self.first, row % self.head_len);
+        let half = self.len / 2;
+        match i.checked_sub(self.first) {
+            Some(i) if i < half => head + 2 * i,
+            Some(i) if i < self.len => head + 2 * (i - half) + 1,
+            _ => row,
+        }
+    }
 }
 
 impl Packing {
@@ -31,18 +61,18 @@ impl Packing {
         part.start / self.panel_bytes()..part.end.div_ceil(self.panel_bytes())
     }
 
-    /// The file's rows that some panels are made of: the same ones, and whole heads where rows are reordered.
+    /// The file's rows that some panels are made of: the same ones, and all that are reordered with them.
     fn source_rows(&self, panels: &Range<usize>) -> Range<usize> {
-        let unit = self.rope_heads.map_or(1, |(head_len, _)| head_len);
-        let (first, end) = (panels.start * PANEL_ROWS, panels.end * PANEL_ROWS);
-        first / unit * unit..end.next_multiple_of(unit).min(self.rows)
+        let (first, end) = (panels.start * PANEL_ROWS, (panels.end * PANEL_ROWS).min(self.rows));
+        let together = |row: usize| self.rope_rows.map_or(row..row + 1, |rows| rows.together(row));
+        together(first).start..together(end.max(first + 1) - 1).end
     }
 
     /// Packs panel `panel`. `source` are the file's rows from `first` on.
     fn pack(&self, panel: usize, source: &[u8], first: usize, out: &mut [u8]) {
         let rows = panel * PANEL_ROWS..((panel + 1) * PANEL_ROWS).min(self.rows);
         let row = |row: usize| {
-            let from = self.rope_heads.map_or(row, |heads| source_row(row, heads)) - first;
+            let from = self.rope_rows.map_or(row, |rows| rows.source(row)) - first;
             &source[from * self.row_bytes..(from + 1) * self.row_bytes]
         };
         let slices: [&[u8]; PANEL_ROWS] =
@@ -79,37 +109,34 @@ impl Transcode for Packing {
     }
 }
 
-/// The file's row of packed row `row`: in each head, packed rows i and i + n/2 are the file's 2i and 2i + 1.
-pub(super) fn source_row(row: usize, (head_len, rope_len): (usize, usize)) -> usize {
-    let (head, i) = (row / head_len * head_len, row % head_len);
-    let half = rope_len / 2;
-    head + match i {
-        _ if i < half => 2 * i,
-        _ if i < rope_len => 2 * (i - half) + 1,
-        _ => i,
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
     fn reordered_rows_are_a_permutation_that_brings_neighbours_half_a_head_apart() {
-        let heads = (8, 6);
-        let rows: Vec<usize> = (0..16).map(|r| source_row(r, heads)).collect();
-        assert_eq!(rows, [0, 2, 4, 1, 3, 5, 6, 7, 8, 10, 12, 9, 11, 13, 14, 15]);
+        let rows = |first, len| -> Vec<usize> {
+            let rows = RopeRows { head_len: 8, first, len };
+            (0..16).map(|row| rows.source(row)).collect()
+        };
+        assert_eq!(rows(0, 6), [0, 2, 4, 1, 3, 5, 6, 7, 8, 10, 12, 9, 11, 13, 14, 15]);
+        assert_eq!(rows(4, 4), [0, 1, 2, 3, 4, 6, 5, 7, 8, 9, 10, 11, 12, 14, 13, 15]);
     }
 
     #[test]
     fn any_cut_of_the_panels_gives_the_same_bytes() {
         let (rows, cols) = (88, 64);
-        for (format, rope_heads) in
-            [(Format::Q8_0, None), (Format::F16, None), (Format::Q4_0, Some((8, 6))), (Format::Q8_0, Some((44, 44)))]
-        {
+        let heads = |head_len, first, len| Some(RopeRows { head_len, first, len });
+        for (format, rope_rows) in [
+            (Format::Q8_0, None),
+            (Format::F16, None),
+            (Format::Q4_0, heads(8, 0, 6)),
+            (Format::Q8_0, heads(44, 0, 44)),
+            (Format::Q8_0, heads(44, 40, 4)),
+        ] {
             let row_bytes = format.row_bytes(cols).expect("whole blocks");
             let file: Vec<u8> = (0..7 + rows * row_bytes).map(|i| (i * 37 % 251) as u8).collect();
-            let packing = Packing { format, rows, row_bytes, offset_bytes: 7, rope_heads };
+            let packing = Packing { format, rows, row_bytes, offset_bytes: 7, rope_rows };
             let part_of = |part: Range<usize>| {
                 let source = packing.source_range(part.clone());
                 let mut out = vec![0; part.len()];

@@ -1,0 +1,165 @@
+//! Attention with latents (MLA): queries are turned to the side of the latents, which are keys and values of all heads at
+//! once, and what attention mixes of them becomes the heads' outputs.
+//!
+//! A query that meets latents, and a mix of them, are several times as long as those of a head of its own. So a batch goes
+//! through attention in slices, which changes no result.
+
+use crate::forward::{Forward, Run, grow, kv_views, shape};
+use crate::weights::{Latents, Layer};
+use kernels::activations::{Activations, Forms, Norm, Precision, Source};
+use kernels::attention::{self, KV_BLOCK, KvBlocks};
+use kernels::isa::Level;
+use kernels::matmul::{Band, Matrix, Output, matmul, matmul_bands};
+use kernels::ops;
+use kernels::threads::Pool;
+use std::ops::Range;
+
+/// Tokens of a slice.
+pub(crate) const SLICE_TOKENS: usize = 128;
+
+/// Buffers of a layer's attention beside those of [`crate::forward::Scratch`]; they only grow.
+#[derive(Debug, Default)]
+pub(crate) struct Scratch {
+    /// Latents of queries, `[tokens, query_len]`.
+    query_latents: Vec<f32>,
+    /// `[tokens, heads * (nope_len + rope_len)]`.
+    queries: Vec<f32>,
+    /// Queries turned to the latents, then the heads' outputs, of a slice: `[heads, tokens, len or value_len]`.
+    by_head: Vec<f32>,
+    /// Queries as attention takes them, of a slice: `[tokens, heads * head_len]`.
+    turned: Vec<f32>,
+    /// Latents mixed, of a slice: `[tokens, heads * len]`.
+    mixed: Vec<f32>,
+    /// Rows of a slice, head by head.
+    rows: Vec<u32>,
+}
+
+impl Scratch {
+    pub(crate) fn bytes(&self) -> u64 {
+        let buffers = [&self.query_latents, &self.queries, &self.by_head, &self.turned, &self.mixed];
+        buffers.iter().map(|buffer| (size_of::<f32>() * buffer.capacity()) as u64).sum()
+    }
+}
+
+impl Forward<'_> {
+    /// Attends; leaves the heads' outputs in `attended`.
+    pub(crate) fn attend_latents(
+        &mut self,
+        index: usize,
+        layer: &Layer,
+        latents: &Latents,
+        runs: &[Run<'_>],
+        n: usize,
+    ) {
+        let (c, level) = (self.config, self.level);
+        let (shape, of) = (shape(c, index, self.kv_types), c.latents.expect("the layer has them"));
+        self.make_latents(layer, latents, n);
+        let rope = self.rope;
+        self.store(&shape, index, runs, shape.head_len, |row, position, kv| {
+            let (latent, rotated) = row.split_at_mut(of.len);
+            ops::rms_norm(level, latent, &latents.norm, c.norm_epsilon);
+            ops::rope(level, rotated, c.rope_len, rope.row(position));
+            attention::write_kv(level, &shape, kv, position % KV_BLOCK, row, &[]);
+        });
+        let views = kv_views(self.kv, self.groups, &shape, index, runs);
+        let (weights, s) = (self.weights, &mut *self.scratch);
+        let (query_len, turned_len) = (of.nope_len + c.rope_len, c.heads * shape.head_len);
+        let attended = grow(&mut s.attended, n * c.heads * of.value_len);
+        let Scratch { queries, by_head, turned, mixed, rows, .. } = &mut s.latents;
+        for first in (0..n).step_by(SLICE_TOKENS) {
+            let slice = first..n.min(first + SLICE_TOKENS);
+            let m = slice.len();
+            rows.clear();
+            rows.extend((0..c.heads).flat_map(|head| (0..m).map(move |t| (t * c.heads + head) as u32)));
+
+            let queries = &queries[slice.start * c.heads * query_len..slice.end * c.heads * query_len];
+            let nope = Source { x: queries, stride: query_len, cols: of.nope_len, norm: None };
+            let keys = latents.keys(weights).map(|m| Matrix { precision: Precision::Double, ..m });
+            by_heads(self.pool, level, keys, &nope, rows, &mut s.acts, by_head);
+            let (from, turned) = (&*by_head, grow(turned, m * turned_len));
+            self.pool.run_chunks(turned, shape.head_len, |i, q| {
+                let (t, head) = (i / c.heads, i % c.heads);
+                let (latent, rotated) = q.split_at_mut(of.len);
+                latent.copy_from_slice(&from[(head * m + t) * of.len..][..of.len]);
+                rotated.copy_from_slice(&queries[i * query_len + of.nope_len..][..c.rope_len]);
+                ops::rope(level, rotated, c.rope_len, rope.row(position(runs, slice.start + t)));
+            });
+
+            let parts = runs.iter().zip(&views).filter_map(|(run, blocks)| part(run, blocks, &slice));
+            let mixed = grow(mixed, m * c.heads * of.len);
+            let (parts, scratch) = (parts.collect::<Vec<_>>(), &mut s.attention);
+            attention::attention(self.pool, level, &shape, &parts, turned, turned_len, None, mixed, scratch);
+
+            let mixes = Source { x: mixed, stride: of.len, cols: of.len, norm: None };
+            by_heads(self.pool, level, latents.values(weights), &mixes, rows, &mut s.acts, by_head);
+            let (from, row_len) = (&*by_head, c.heads * of.value_len);
+            let to = &mut attended[slice.start * row_len..slice.end * row_len];
+            self.pool.run_chunks(to, row_len, |t, row| {
+                for (head, out) in row.chunks_exact_mut(of.value_len).enumerate() {
+                    out.copy_from_slice(&from[(head * m + t) * of.value_len..][..of.value_len]);
+                }
+            });
+        }
+    }
+
+    /// Projects the normalized residual stream to queries, and in `qkv` to latents with what is rotated behind each.
+    fn make_latents(&mut self, layer: &Layer, latents: &Latents, n: usize) {
+        let (weights, c, s) = (self.weights, self.config, &mut *self.scratch);
+        let finely = |weight| Matrix { precision: Precision::Double, ..weights.matrix(weight) };
+        let (q, k) = (finely(&layer.q), finely(&layer.k));
+        let down = latents.query.as_ref().map(|(weight, _)| finely(weight));
+        let first = down.unwrap_or(q);
+        let norm = Some(Norm { weight: &layer.attention_norm, epsilon: c.norm_epsilon });
+        let (level, width, precision) = (self.level, c.embedding_len, Precision::Double);
+        let forms = Forms::of([first.format, k.format]);
+        s.acts.fill(self.pool, level, &s.x, width, width, n, norm, forms, precision);
+        matmul(self.pool, level, &[k], &s.acts, grow(&mut s.qkv, n * k.padded_rows()), Output::Store);
+        let Scratch { query_latents, queries, .. } = &mut s.latents;
+        let queries = grow(queries, n * q.padded_rows());
+        if let (Some((_, norm)), Some(down)) = (&latents.query, down) {
+            let made = grow(query_latents, n * down.rows);
+            matmul(self.pool, level, &[down], &s.acts, made, Output::Store);
+            let norm = Some(Norm { weight: norm, epsilon: c.norm_epsilon });
+            let forms = Forms::of([q.format]);
+            s.acts.fill(self.pool, level, made, down.rows, down.rows, n, norm, forms, precision);
+        }
+        matmul(self.pool, level, &[q], &s.acts, queries, Output::Store);
+    }
+}
+
+/// The products of each head's matrix with its rows of `source`, which `rows` has head by head: `[heads, tokens, outputs]`.
+fn by_heads<'a>(
+    pool: &mut Pool,
+    level: Level,
+    matrices: impl Iterator<Item = Matrix<'a>>,
+    source: &Source<'_>,
+    rows: &[u32],
+    acts: &mut Activations,
+    out: &mut Vec<f32>,
+) {
+    let matrices: Vec<_> = matrices.collect();
+    let (heads, tokens) = (matrices.len(), rows.len() / matrices.len());
+    let (row_len, precision) = (matrices[0].padded_rows(), matrices[0].precision);
+    let band = |(part, matrix)| Band { matrix, part, rows: part * tokens..(part + 1) * tokens };
+    let bands: Vec<Band<'_>> = matrices.into_iter().enumerate().map(band).collect();
+    let forms = Forms::of([bands[0].matrix.format]);
+    acts.gather(pool, level, source, rows, &vec![tokens; heads], forms, precision);
+    matmul_bands(pool, level, &bands, acts, grow(out, rows.len() * row_len));
+}
+
+/// The position of row `row` of the batch.
+fn position(runs: &[Run<'_>], row: usize) -> usize {
+    let run = &runs[runs.partition_point(|run| run.first + run.len <= row)];
+    run.position + row - run.first
+}
+
+/// What of `run` is in the slice, whose first row is 0.
+fn part<'a>(run: &Run<'_>, blocks: &'a [&'a [u8]], slice: &Range<usize>) -> Option<attention::Run<'a>> {
+    let rows = run.first.max(slice.start)..(run.first + run.len).min(slice.end);
+    (!rows.is_empty()).then(|| attention::Run {
+        kv: KvBlocks { blocks },
+        first: rows.start - slice.start,
+        tokens: rows.len(),
+        position: run.position + rows.start - run.first,
+    })
+}
