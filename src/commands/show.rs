@@ -59,6 +59,7 @@ pub(crate) fn execute(args: &Show, settings: &Settings) -> Result<(), Failure> {
             "heads": config.heads,
             "heads_kv": config.heads_kv,
             "head_length": config.head_len,
+            "latent_length": config.latents.map(|latents| latents.len),
             "feed_forward_length": config.feed_forward_len,
             "experts": config.experts.map(|e| json!({
                 "count": e.count,
@@ -95,7 +96,16 @@ pub(crate) fn execute(args: &Show, settings: &Settings) -> Result<(), Failure> {
     row("parameters", format!("{:.1} M", parameters as f64 / 1e6));
     row("layers", config.layers.to_string());
     row("embedding", config.embedding_len.to_string());
-    row("heads", format!("{} query, {} key/value, {} values each", config.heads, config.heads_kv, config.head_len));
+    row(
+        "heads",
+        match &config.latents {
+            None => format!("{} query, {} key/value, {} values each", config.heads, config.heads_kv, config.head_len),
+            Some(l) => format!(
+                "{} query, keys and values in one latent of {} values and {} rotated",
+                config.heads, l.len, config.rope_len
+            ),
+        },
+    );
     match &config.experts {
         None => row("feed-forward", config.feed_forward_len.to_string()),
         Some(e) => row(

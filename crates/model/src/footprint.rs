@@ -4,6 +4,7 @@
 use crate::config::{Config, Experts};
 use crate::forward::layer_kv_bytes;
 use crate::kv::groups::LayerGroups;
+use crate::latents;
 use crate::moe::Choice;
 use crate::weights::{format_of, is_vector};
 use crate::{Error, Header, RunnerOptions};
@@ -116,21 +117,28 @@ impl Header {
 
     /// The buffers of `forward::Scratch` for `rows` rows, and the logits.
     fn scratch_bytes(&self, c: &Config, rows: usize, logits_rows: usize) -> u64 {
-        let (q_len, kv_len) = c.widest_attention();
+        let (made_len, q_len) = c.widest_attention();
         let post_norms = self.gguf.tensor("blk.0.post_attention_norm.weight").is_some();
         let part = if post_norms || c.experts.is_some() || c.residual_scale != 1.0 { c.embedding_len } else { 0 };
         let mlp_len = c.mlp_len();
-        let floats = c.embedding_len + (q_len + 2 * kv_len) + q_len + mlp_len.next_multiple_of(PANEL_ROWS) + part;
+        let floats = c.embedding_len + made_len + q_len + mlp_len.next_multiple_of(PANEL_ROWS) + part;
         let formats = self.gguf.tensors.iter().filter(|t| !is_vector(t)).filter_map(|t| format_of(t.ty));
         let forms = Forms::of(formats);
         // Each form has a buffer as large as its largest use; that of the rests, in double precision, serves q, k and v.
         let widest = c.embedding_len.max(q_len).max(mlp_len);
         let bytes = |cols, forms| token_bytes(cols, forms, Precision::Single);
         let quantized = Forms { floats: false, ..forms };
-        let activations = bytes(widest, forms) + bytes(c.embedding_len, quantized);
+        let mut activations = [rows * bytes(widest, forms), rows * bytes(c.embedding_len, quantized)];
+        let mut latents_bytes = 0;
+        if let Some(latents) = &c.latents {
+            latents_bytes = latents::scratch_bytes(c, latents, rows);
+            let made = latents::activation_bytes(c, latents, rows, forms);
+            activations = [activations[0].max(made[0]), activations[1].max(made[1])];
+        }
         let logits = c.vocab_len.next_multiple_of(PANEL_ROWS) + c.vocab_len;
         let experts = c.experts.map_or(0, |experts| expert_scratch_bytes(c, &experts, rows, forms));
-        (rows * (4 * floats + activations) + logits_rows * 4 * logits + experts) as u64
+        (rows * 4 * floats + activations[0] + activations[1] + latents_bytes + logits_rows * 4 * logits + experts)
+            as u64
     }
 
     /// Bytes of weights that a step reads for one token; as [`crate::Model::step_bytes`].
@@ -165,9 +173,9 @@ fn expert_scratch_bytes(c: &Config, experts: &Experts, rows: usize, forms: Forms
     activations + floats * size_of::<f32>() + sorted
 }
 
-/// Whether a tensor holds a matrix of each expert of a layer: those have a third extent.
+/// Whether a tensor holds a matrix of each expert of a layer.
 fn is_experts(tensor: &TensorInfo) -> bool {
-    !is_vector(tensor) && tensor.dims.len() == 3
+    !is_vector(tensor) && tensor.name.ends_with("_exps.weight")
 }
 
 /// Bytes of a tensor in panels: as in the file, but for rows that fill up the last panel.
@@ -187,7 +195,8 @@ fn array_len(value: &gguf::Value) -> u64 {
 fn scratch_bytes_per_token(c: &Config) -> u64 {
     // Cosines and sines of a position, for each of the two rotations.
     let rope = (c.rope_len + c.rope_len_window) * size_of::<f32>();
-    let partial = c.heads * (c.head_len.max(c.head_len_window) + 2) * size_of::<f32>();
+    let value_len = c.latents.map_or(c.head_len.max(c.head_len_window), |latents| latents.len);
+    let partial = c.heads * (value_len + 2) * size_of::<f32>();
     (rope + partial.div_ceil(SPLIT)) as u64
 }
 
@@ -196,25 +205,31 @@ impl Config {
     /// layer the others stop at their keys and values. Products that run twice for double precision count once.
     pub fn prompt_macs(&self, tokens: u64) -> u64 {
         let embed = self.embedding_len as u64;
-        let q_len = |layer| self.heads * self.layer_heads(layer).1;
-        let projections = |layer| embed * (q_len(layer) + 2 * self.kv_values(layer)) as u64;
-        let rest = |layer| embed * (q_len(layer) + self.feed_forward_values(layer)) as u64;
+        let projections = |layer| match &self.latents {
+            Some(latents) => latents::weights(self, latents),
+            None => embed * self.made_len(layer) as u64,
+        };
+        let rest = |layer| embed * (self.attended_len(layer) + self.feed_forward_values(layer)) as u64;
         let last = self.layers - 1;
         let before = (0..=last).map(projections).sum::<u64>() + (0..last).map(rest).sum::<u64>();
         tokens * before + rest(last) + embed * self.vocab_len as u64
     }
 
-    /// Values of a position's keys in `layer`, or of its values.
-    fn kv_values(&self, layer: usize) -> usize {
+    /// Values of a token's queries, keys and values in `layer`; of latents and what is rotated, where keys are made of them.
+    fn made_len(&self, layer: usize) -> usize {
         let (heads_kv, head_len) = self.layer_heads(layer);
-        heads_kv * head_len
+        if self.latents.is_some() { head_len } else { (self.heads + 2 * heads_kv) * head_len }
     }
 
-    /// Values of a token's queries, and of its keys, in the layer that has most.
+    /// Values of what attention makes of a token in `layer`.
+    fn attended_len(&self, layer: usize) -> usize {
+        self.heads * self.latents.map_or(self.layer_heads(layer).1, |latents| latents.value_len)
+    }
+
+    /// The two in the layers that have most.
     fn widest_attention(&self) -> (usize, usize) {
-        let layers = 0..self.layers;
-        let q_len = layers.clone().map(|layer| self.heads * self.layer_heads(layer).1).max();
-        (q_len.unwrap_or(0), layers.map(|layer| self.kv_values(layer)).max().unwrap_or(0))
+        let lens = (0..self.layers).map(|layer| (self.made_len(layer), self.attended_len(layer)));
+        lens.fold((0, 0), |most, len| (most.0.max(len.0), most.1.max(len.1)))
     }
 
     /// Rows of feed-forward matrices as wide as the residual stream, of one kind or the other, that a token meets in
@@ -250,6 +265,8 @@ mod tests {
             (Architecture::Qwen2Moe, false),
             (Architecture::GptOss, false),
             (Architecture::Glm4Moe, true),
+            (Architecture::DeepSeek2, false),
+            (Architecture::DeepSeek2Lite, true),
         ] {
             let dir = tempfile::tempdir().expect("a directory");
             let path = dir.path().join("tiny.gguf");

@@ -4,12 +4,14 @@
 //! A query that meets latents, and a mix of them, are several times as long as those of a head of its own. So a batch goes
 //! through attention in slices, which changes no result.
 
+use crate::config::{self, Config};
 use crate::forward::{Forward, Run, grow, kv_views, shape};
-use crate::weights::{Latents, Layer};
-use kernels::activations::{Activations, Forms, Norm, Precision, Source};
+use crate::weights::{Keys, Latents, Layer};
+use kernels::PANEL_ROWS;
+use kernels::activations::{Activations, Forms, Norm, Precision, Source, token_bytes};
 use kernels::attention::{self, KV_BLOCK, KvBlocks};
 use kernels::isa::Level;
-use kernels::matmul::{Band, Matrix, Output, matmul, matmul_bands};
+use kernels::matmul::{Band, Matrix, Output, Panels, matmul, matmul_bands};
 use kernels::ops;
 use kernels::threads::Pool;
 use std::ops::Range;
@@ -74,8 +76,10 @@ impl Forward<'_> {
 
             let queries = &queries[slice.start * c.heads * query_len..slice.end * c.heads * query_len];
             let nope = Source { x: queries, stride: query_len, cols: of.nope_len, norm: None };
-            let keys = latents.keys(weights).map(|m| Matrix { precision: Precision::Double, ..m });
-            by_heads(self.pool, level, keys, &nope, rows, &mut s.acts, by_head);
+            match latents.keys(weights) {
+                Keys::Turned(keys) => by_heads(self.pool, level, keys, &nope, rows, &mut s.acts, by_head),
+                Keys::Plain(keys) => by_columns(self.pool, level, &keys, &nope, m, by_head),
+            }
             let (from, turned) = (&*by_head, grow(turned, m * turned_len));
             self.pool.run_chunks(turned, shape.head_len, |i, q| {
                 let (t, head) = (i / c.heads, i % c.heads);
@@ -127,24 +131,85 @@ impl Forward<'_> {
     }
 }
 
-/// The products of each head's matrix with its rows of `source`, which `rows` has head by head: `[heads, tokens, outputs]`.
+/// Bytes of [`Scratch`] for a batch of `rows` rows.
+pub(crate) fn scratch_bytes(c: &Config, of: &config::Latents, rows: usize) -> usize {
+    let whole = of.query_len + c.heads * (of.nope_len + c.rope_len);
+    let slice = c.heads * (of.len.max(of.value_len) + c.head_len + of.len + 1);
+    (rows * whole + rows.min(SLICE_TOKENS) * slice) * size_of::<f32>()
+}
+
+/// Bytes of activations that products of latents and of each head take, and of what is left of them in double precision.
+pub(crate) fn activation_bytes(c: &Config, of: &config::Latents, rows: usize, forms: Forms) -> [usize; 2] {
+    let bytes = |cols, forms| token_bytes(cols, forms, Precision::Single);
+    let (sliced, quantized) = (rows.min(SLICE_TOKENS) * c.heads, Forms { floats: false, ..forms });
+    [forms, quantized].map(|forms| {
+        let by_head = sliced * bytes(of.len.max(of.nope_len), forms);
+        by_head.max(rows * bytes(of.query_len, forms))
+    })
+}
+
+/// Multiply-adds of a token in the weights of a layer, but for those behind the heads' outputs.
+pub(crate) fn weights(c: &Config, of: &config::Latents) -> u64 {
+    let (embed, q_len) = (c.embedding_len, c.heads * (of.nope_len + c.rope_len));
+    let queries = if of.query_len == 0 { embed * q_len } else { of.query_len * (embed + q_len) };
+    (queries + embed * c.head_len + c.heads * of.len * (of.nope_len + of.value_len)) as u64
+}
+
+/// The products of each head's matrix with its rows of `source`, which `rows` has head by head: `[heads, tokens, outputs]`. In
+/// double precision, as all that becomes keys and values.
 fn by_heads<'a>(
     pool: &mut Pool,
     level: Level,
-    matrices: impl Iterator<Item = Matrix<'a>>,
+    mut matrices: Vec<Matrix<'a>>,
     source: &Source<'_>,
     rows: &[u32],
     acts: &mut Activations,
     out: &mut Vec<f32>,
 ) {
-    let matrices: Vec<_> = matrices.collect();
     let (heads, tokens) = (matrices.len(), rows.len() / matrices.len());
-    let (row_len, precision) = (matrices[0].padded_rows(), matrices[0].precision);
+    let (row_len, precision) = (matrices[0].padded_rows(), Precision::Double);
+    matrices.iter_mut().for_each(|matrix| matrix.precision = precision);
     let band = |(part, matrix)| Band { matrix, part, rows: part * tokens..(part + 1) * tokens };
     let bands: Vec<Band<'_>> = matrices.into_iter().enumerate().map(band).collect();
     let forms = Forms::of([bands[0].matrix.format]);
     acts.gather(pool, level, source, rows, &vec![tokens; heads], forms, precision);
     matmul_bands(pool, level, &bands, acts, grow(out, rows.len() * row_len));
+}
+
+/// The products of the columns of each head's matrix with the head's rows of `source`, which has all heads of a token side by
+/// side: `[heads, tokens, columns]`. Each output is a chain over the matrix's rows.
+fn by_columns(
+    pool: &mut Pool,
+    level: Level,
+    matrices: &[Matrix<'_>],
+    source: &Source<'_>,
+    tokens: usize,
+    out: &mut Vec<f32>,
+) {
+    let (heads, cols, format) = (matrices.len(), matrices[0].cols, matrices[0].format);
+    let panel_bytes = PANEL_ROWS * format.row_bytes(cols).expect("whole blocks");
+    let out = grow(out, heads * tokens * cols);
+    pool.run_chunks(out, tokens * cols, |head, out| {
+        out.fill(0.0);
+        let (mut room, mut weights) = (Vec::new(), vec![0.0; cols]);
+        for panel in 0..matrices[head].rows / PANEL_ROWS {
+            let bytes = match matrices[head].panels {
+                Panels::Packed(bytes) => &bytes[panel * panel_bytes..][..panel_bytes],
+                Panels::Made { by, first } => {
+                    room.resize(panel_bytes, 0);
+                    by.make(first + panel..first + panel + 1, &mut room);
+                    &room
+                }
+            };
+            for lane in 0..PANEL_ROWS {
+                format.unpack_row(level, bytes, lane, &mut weights);
+                for (t, out) in out.chunks_exact_mut(cols).enumerate() {
+                    let x = source.x[(t * heads + head) * source.stride + panel * PANEL_ROWS + lane];
+                    ops::add_scaled(level, out, &weights, x);
+                }
+            }
+        }
+    });
 }
 
 /// The position of row `row` of the batch.

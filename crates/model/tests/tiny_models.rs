@@ -33,7 +33,7 @@ const EXPERT_TYPES: &[TensorType] =
 
 fn types(architecture: Architecture) -> &'static [TensorType] {
     match architecture {
-        Architecture::Qwen3Moe | Architecture::GptOss => EXPERT_TYPES,
+        Architecture::Qwen3Moe | Architecture::GptOss | Architecture::DeepSeek2 => EXPERT_TYPES,
         _ if architecture == Architecture::Granite || architecture.has_experts() => {
             &[TensorType::F16, TensorType::Q4_K]
         }

@@ -168,29 +168,34 @@ impl Keys<'_> {
             let reason = "it must be a multiple of 16";
             if len.is_multiple_of(PANEL_ROWS) { Ok(len) } else { Err(self.bad(name, len, reason)) }
         };
-        let (rank, lengths) = ("attention.kv_lora_rank", ["attention.key_length_mla", "attention.value_length_mla"]);
+        let rank = "attention.kv_lora_rank";
         let rope_len = whole("rope.dimension_count", 16..=HEAD_LEN_MAX)?;
         let len = whole(rank, 16..=HEAD_LEN_MAX)?;
         if len + rope_len > HEAD_LEN_MAX {
             let reason = format!("with {rope_len} rotated values it must be {HEAD_LEN_MAX} at most");
             return Err(self.bad(rank, len, &reason));
         }
-        // In the header the one key head is as long as a latent and what is rotated, its value as a latent.
-        for (name, wanted) in [("attention.key_length", len + rope_len), ("attention.value_length", len)] {
+        // In the header the one key head is as long as a latent and what is rotated, its value as a latent. Older files, which
+        // have no other lengths, give those of a head.
+        let [key, value, key_mla, value_mla] = ["key_length", "value_length", "key_length_mla", "value_length_mla"]
+            .map(|name| format!("attention.{name}"));
+        let joined = [&key_mla, &value_mla].iter().all(|name| self.metadata.get(&self.key(name)).is_none());
+        for (name, wanted) in [(&key, len + rope_len), (&value, len)] {
             let found = self.count_or(name, wanted, 1..=1 << 16)?;
-            if found != wanted {
+            if !joined && found != wanted {
                 let reason =
                     format!("with latents of {len} values and {rope_len} that are rotated it must be {wanted}");
                 return Err(self.bad(name, found, &reason));
             }
         }
-        let key_len = whole(lengths[0], rope_len + 16..=1 << 16)?;
+        let [key, value] = if joined { [key, value] } else { [key_mla, value_mla] };
+        let key_len = whole(&key, rope_len + 16..=1 << 16)?;
         let query_len = self.count_or("attention.q_lora_rank", 0, 0..=1 << 20)?;
         if !query_len.is_multiple_of(PANEL_ROWS) {
             return Err(self.bad("attention.q_lora_rank", query_len, "it must be a multiple of 16"));
         }
-        let value_len = whole(lengths[1], 16..=1 << 16)?;
-        Ok((Latents { len, query_len, nope_len: key_len - rope_len, value_len }, rope_len))
+        let value_len = whole(&value, 16..=1 << 16)?;
+        Ok((Latents { len, query_len, nope_len: key_len - rope_len, value_len, joined }, rope_len))
     }
 
     pub(super) fn rope_len(&self, name: &str, default: usize, head_len: usize) -> Result<usize, Error> {

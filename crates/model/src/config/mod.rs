@@ -117,6 +117,8 @@ pub struct Latents {
     pub nope_len: usize,
     /// Values of a head's output.
     pub value_len: usize,
+    /// Whether what makes keys and values is one tensor, as in older files.
+    pub joined: bool,
 }
 
 /// The numbers of a model's experts.

@@ -1,8 +1,9 @@
 //! Attention whose keys and values are made of latents (MLA).
 //!
-//! What makes a head's key of a latent is moved to the query: `q · (Kᵀ c) = (K q) · c`. So queries meet the latents
-//! themselves, which all heads share, and what attention mixes of them becomes a head's output. The files hold K turned that
-//! way. Source of names and shapes: llama.cpp, `src/models/deepseek2.cpp`.
+//! What makes a head's key of a latent is moved to the query: `q · (K c) = (Kᵀ q) · c`. So queries meet the latents
+//! themselves, which all heads share, and what attention mixes of them becomes a head's output. Files hold Kᵀ, a matrix of
+//! each head; older ones K, and behind its rows those that make the head's value. Source of names and shapes: llama.cpp,
+//! `src/models/deepseek2.cpp`.
 
 use super::bind::Binder;
 use super::pack::RopeRows;
@@ -10,6 +11,7 @@ use super::{Weight, Weights};
 use crate::Error;
 use crate::config::{self, Config};
 use kernels::matmul::Matrix;
+use std::ops::Range;
 
 /// What a layer has of them beside its `q`, which may multiply a latent, and its `k`, which makes latents and, behind each,
 /// what is rotated.
@@ -19,11 +21,27 @@ pub(crate) struct Latents {
     pub(crate) query: Option<(Weight, Vec<f32>)>,
     /// The norm of latents that keys and values are made of.
     pub(crate) norm: Vec<f32>,
-    /// Of each head: what makes of a query what meets a latent.
-    key: Weight,
-    /// Of each head: what makes its output of a mix of latents.
-    value: Weight,
+    up: Up,
     heads: usize,
+    /// Rows of K that a head has.
+    nope_len: usize,
+}
+
+/// What makes keys and values of latents, of each head.
+#[derive(Debug)]
+enum Up {
+    /// Kᵀ, and what makes values.
+    Apart(Weight, Weight),
+    /// Rows of K, then those that make values.
+    Joined(Weight),
+}
+
+/// What makes of each head's query what meets a latent.
+pub(crate) enum Keys<'a> {
+    /// Kᵀ of each head.
+    Turned(Vec<Matrix<'a>>),
+    /// K of each head.
+    Plain(Vec<Matrix<'a>>),
 }
 
 impl Latents {
@@ -33,23 +51,35 @@ impl Latents {
     }
 
     /// Matrices behind its `k`.
-    pub(super) fn last(&self) -> [&Weight; 2] {
-        [&self.key, &self.value]
+    pub(super) fn last(&self) -> impl Iterator<Item = &Weight> {
+        let (first, second) = match &self.up {
+            Up::Apart(keys, values) => (keys, Some(values)),
+            Up::Joined(both) => (both, None),
+        };
+        [first].into_iter().chain(second)
     }
 
     /// What makes of each head's query what meets a latent.
-    pub(crate) fn keys<'a>(&'a self, weights: &'a Weights) -> impl Iterator<Item = Matrix<'a>> {
-        self.of_heads(weights.matrix(&self.key))
+    pub(crate) fn keys<'a>(&'a self, weights: &'a Weights) -> Keys<'a> {
+        match &self.up {
+            Up::Apart(keys, _) => Keys::Turned(self.of_heads(weights.matrix(keys), 0..keys.rows / self.heads)),
+            Up::Joined(both) => Keys::Plain(self.of_heads(weights.matrix(both), 0..self.nope_len)),
+        }
     }
 
     /// What makes each head's output.
-    pub(crate) fn values<'a>(&'a self, weights: &'a Weights) -> impl Iterator<Item = Matrix<'a>> {
-        self.of_heads(weights.matrix(&self.value))
+    pub(crate) fn values<'a>(&'a self, weights: &'a Weights) -> Vec<Matrix<'a>> {
+        let (weight, first) = match &self.up {
+            Up::Apart(_, values) => (values, 0),
+            Up::Joined(both) => (both, self.nope_len),
+        };
+        self.of_heads(weights.matrix(weight), first..weight.rows / self.heads)
     }
 
-    fn of_heads<'a>(&self, all: Matrix<'a>) -> impl Iterator<Item = Matrix<'a>> {
-        let rows = all.rows / self.heads;
-        (0..self.heads).map(move |head| all.part(head * rows..(head + 1) * rows))
+    /// Of each head's rows these.
+    fn of_heads<'a>(&self, all: Matrix<'a>, rows: Range<usize>) -> Vec<Matrix<'a>> {
+        let stride = all.rows / self.heads;
+        (0..self.heads).map(|head| all.part(head * stride + rows.start..head * stride + rows.end)).collect()
     }
 }
 
@@ -77,9 +107,15 @@ impl Binder<'_> {
         let latents = Latents {
             query,
             norm: self.floats(&name("attn_kv_a_norm.weight"), of.len)?,
-            key: self.tall(&name("attn_k_b"), c.heads, of.len, of.nope_len)?,
-            value: self.tall(&name("attn_v_b"), c.heads, of.value_len, of.len)?,
+            up: if of.joined {
+                let rows = c.heads * (of.nope_len + of.value_len);
+                Up::Joined(self.matrix(&name("attn_kv_b"), rows, of.len, None)?)
+            } else {
+                let keys = self.tall(&name("attn_k_b"), c.heads, of.len, of.nope_len)?;
+                Up::Apart(keys, self.tall(&name("attn_v_b"), c.heads, of.value_len, of.len)?)
+            },
             heads: c.heads,
+            nope_len: of.nope_len,
         };
         Ok((q, k, latents))
     }

@@ -10,7 +10,7 @@ mod rows;
 mod shared;
 
 pub(crate) use experts::Experts;
-pub(crate) use latents::Latents;
+pub(crate) use latents::{Keys, Latents};
 pub(crate) use pack::Packing;
 pub(crate) use shared::share;
 
