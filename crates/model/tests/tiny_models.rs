@@ -90,13 +90,13 @@ fn relative_error(got: &[f32], want: &[f32]) -> f64 {
     (error / size).sqrt()
 }
 
-/// The largest relative error at three of four positions. At the others two experts may have changed places whose scores
-/// are as near to each other as the two computations.
+/// The largest relative error at three of four positions. At the others two experts, or two groups of them, may have changed
+/// places whose scores are as near to each other as the two computations.
 fn most_positions_error(got: &[f32], want: &[f32]) -> f64 {
     let rows = got.chunks_exact(got.len() / TOKENS).zip(want.chunks_exact(want.len() / TOKENS));
     let mut errors: Vec<f64> = rows.map(|(got, want)| relative_error(got, want)).collect();
     errors.sort_by(f64::total_cmp);
-    assert!(errors[TOKENS - 1] < 0.5, "{errors:?}");
+    assert!(errors[TOKENS - 1] < 0.75, "{errors:?}");
     errors[TOKENS * 3 / 4]
 }
 
@@ -114,7 +114,9 @@ fn every_architecture_and_type_is_near_a_plain_f32_computation() {
             };
             // Float weights meet float activations, so that only the half-precision cache is left; else 8 bits.
             let floats = matches!(tensor_type, TensorType::F32 | TensorType::F16 | TensorType::BF16);
-            let limit = if floats { 1e-3 } else { 2e-2 };
+            // Queries that are turned to latents have one or two more such products behind each other.
+            let quantized = if architecture.has_latents() { 3e-2 } else { 2e-2 };
+            let limit = if floats { 1e-3 } else { quantized };
             eprintln!("{architecture:?} {tensor_type}: {error:.2e}");
             assert!(error < limit, "{architecture:?} {tensor_type}: relative error {error:e}");
         }
