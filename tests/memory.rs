@@ -192,6 +192,31 @@ fn in_a_control_group_the_budget_is_what_its_limit_leaves() {
 }
 
 #[test]
+fn loading_takes_no_second_copy_and_a_full_page_cache_makes_room() {
+    const LIMIT_BYTES: u64 = 700 << 20;
+    let Some(group) = Cgroup::new("copy", LIMIT_BYTES) else { return };
+    let home = TempDir::new().unwrap();
+    let model = test_models::qwen2_5_coder();
+    let args = ["run", text(&model), "--raw", "-n", "8", "-c", "64", "--temp", "0", "-o", "json", "fn main() {"];
+    let empty = group.run(home.path(), &args).json();
+    let Some((_, peak)) = group.used_and_peak_bytes() else {
+        eprintln!("skipped: this kernel does not keep a group's peak");
+        return;
+    };
+    let plan = run(home.path(), &["plan", text(&model), "-c", "64", "-o", "json"]).json();
+    let [weights, kv, scratch] = ["weights", "kv", "scratch"].map(|line| plan["bytes"][line].as_u64().unwrap());
+    assert!(peak > weights && peak <= weights + kv + scratch + (64 << 20), "{peak} bytes at most: {plan}");
+    // A file of nothing but a length fills the cache without a disk.
+    let filler = home.path().join("filler");
+    fs::File::create(&filler).unwrap().set_len(LIMIT_BYTES).unwrap();
+    group.read(&filler);
+    let (used, _) = group.used_and_peak_bytes().unwrap();
+    assert!(used > LIMIT_BYTES / 10 * 9, "{used} bytes: the cache is full");
+    let full = group.run(home.path(), &args).json();
+    assert_eq!(full["tokens"], empty["tokens"]);
+}
+
+#[test]
 fn a_control_group_that_is_too_small_is_a_refusal_and_no_kill() {
     let Some(group) = Cgroup::new("small", 400 << 20) else { return };
     let home = TempDir::new().unwrap();

@@ -113,11 +113,30 @@ impl Cgroup {
         files.iter().any(|file| file.exists() && fs::write(file, limit_bytes.to_string()).is_ok())
     }
 
+    /// Bytes that are charged to it now and that were at most; `None` where the kernel does not keep the latter.
+    pub(crate) fn used_and_peak_bytes(&self) -> Option<(u64, u64)> {
+        let read = |name| fs::read_to_string(self.0.join(name)).ok()?.trim().parse().ok();
+        let used = read("memory.usage_in_bytes").or_else(|| read("memory.current"))?;
+        Some((used, read("memory.max_usage_in_bytes").or_else(|| read("memory.peak"))?))
+    }
+
+    /// Reads `file` inside, through the page cache.
+    pub(crate) fn read(&self, file: &Path) {
+        let read = self.inside().arg("cat").arg(file).stdout(Stdio::null()).status();
+        assert!(read.unwrap().success());
+    }
+
+    /// A command that runs its arguments inside.
+    fn inside(&self) -> Command {
+        let mut command = Command::new("sh");
+        command.arg("-c").arg("echo $$ > \"$0\"/cgroup.procs && exec \"$@\"").arg(&self.0);
+        command
+    }
+
     /// Runs the program with `args` inside.
     pub(crate) fn run(&self, home: &Path, args: &[&str]) -> Ended {
         let program = airs(home);
-        let mut command = Command::new("sh");
-        command.arg("-c").arg("echo $$ > \"$0\"/cgroup.procs && exec \"$@\"").arg(&self.0);
+        let mut command = self.inside();
         command.arg(program.get_program()).args(args);
         command.env_clear().env("AIRS_HOME", home).env("PATH", std::env::var_os("PATH").unwrap_or_default());
         Ended::of(command.stdin(std::process::Stdio::null()).output().unwrap())
