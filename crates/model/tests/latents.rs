@@ -57,7 +57,7 @@ fn logits(model: &Arc<Model>, options: &RunnerOptions, chunk: usize) -> [Vec<u32
 fn slices_batches_instruction_sets_and_caches_of_every_type_give_the_same_bits() {
     // The scalar definition, which is slow, the kernels' own tests compare with.
     let best = Runner::new(open(&file(ALL[0])).expect("a model"), &RunnerOptions::default()).expect("a runner").isa();
-    let other = Isa::ALL.iter().copied().filter(|isa| isa.available() && *isa != best).next_back();
+    let other = Isa::ALL.iter().copied().rfind(|isa| isa.available() && *isa != best);
     for architecture in ALL {
         let model = open(&file(architecture)).expect("a model");
         let mut seen = Vec::new();
