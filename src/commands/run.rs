@@ -222,8 +222,11 @@ impl Speaker {
             ..Request::new(prompt, self.context)
         };
         let bar = Progress::counting("prompt", "tokens");
-        let model = Arc::clone(engine.model());
-        let stoppable = Stoppable::waiting(move || model.interrupt());
+        let (model, bell) = (Arc::clone(engine.model()), engine.bell());
+        let stoppable = Stoppable::waiting(move || {
+            model.interrupt();
+            bell.ring();
+        });
         let mut failure = None;
         let answer = engine.generate(request, &mut |step| {
             match step {
@@ -234,7 +237,7 @@ impl Speaker {
                     bar.clear();
                     first();
                 }
-                Step::Prompt { .. } => {}
+                Step::Prompt { .. } | Step::Waiting => {}
                 Step::Text(text) if streams => {
                     if let Err(e) = print(text) {
                         failure = Some(e);

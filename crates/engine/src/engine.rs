@@ -6,11 +6,12 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use model::{Model, Row, Runner, RunnerOptions};
-use residency::budget::{Grant, Ledger, Line};
+use residency::budget::{Grant, Ledger, Line, Listener};
 use residency::kv::BLOCK_TOKENS;
 
 use crate::Error;
 use crate::account::Account;
+use crate::bell::Bell;
 use crate::limits::{LOGITS_ROWS_MAX, RUNNING_MAX, WAITING_MAX};
 use crate::pool::Clock;
 use crate::request::{Generated, Progress, Request, StopReason};
@@ -27,14 +28,14 @@ pub struct Engine {
     pub(crate) sessions: BTreeMap<RequestId, Session>,
     pub(crate) speculate: Speculate,
     pub(crate) clock: Clock,
+    bell: Bell,
+    /// Rings it when the ledger has room again.
+    hears_room: Arc<Listener>,
     /// Requests that have ended, for whoever asks.
     pub(crate) ended: Vec<Ended>,
     // After what it pays for: fields are dropped in order.
     pub(crate) account: Account,
 }
-
-/// How long [`Engine::generate`] waits between steps that have nothing to do.
-const IDLE_STEP: Duration = Duration::from_millis(10);
 
 /// A request that has ended.
 #[derive(Debug)]
@@ -60,6 +61,8 @@ impl Engine {
         let runner = Runner::new(Arc::clone(&model), options)?;
         let limits = Limits { chunk_rows: options.micro_batch, running_max: RUNNING_MAX, waiting_max: WAITING_MAX };
         let begin = Instant::now();
+        let bell = Bell::default();
+        let rung = bell.clone();
         Ok(Engine {
             model,
             runner,
@@ -67,6 +70,8 @@ impl Engine {
             sessions: BTreeMap::new(),
             speculate: Speculate::Off,
             clock: Box::new(move || begin.elapsed().as_millis() as u64),
+            bell,
+            hears_room: Arc::new(move || rung.ring()),
             ended: Vec::new(),
             account: Account::default(),
         })
@@ -101,6 +106,7 @@ impl Engine {
 
     /// From now on `ledger` grants each KV block before it exists.
     pub fn charge_to(&mut self, ledger: &Ledger, owner: &str) -> Result<(), Error> {
+        ledger.on_free(&self.hears_room);
         self.runner.charge_to(ledger, owner).map_err(|full| Error::Full { line: Line::Kv, full })
     }
 
@@ -108,6 +114,11 @@ impl Engine {
     pub fn reserve(&mut self, context_max: usize) -> Result<(), Error> {
         let sequence = self.runner.sequence_open(context_max);
         Ok(self.runner.sequence_reserve(sequence)?)
+    }
+
+    /// Wakes [`Engine::generate`] where it waits, so that `progress` can end it.
+    pub fn bell(&self) -> Bell {
+        self.bell.clone()
     }
 
     /// The model.
@@ -179,16 +190,28 @@ impl Engine {
             Submission::Full { waiting, waiting_max } => return Err(Error::QueueFull { waiting, waiting_max }),
         };
         loop {
+            let rings = self.bell.rings();
             let stepped =
                 self.step(&mut |who, what| if who == id { progress(what) } else { ControlFlow::Continue(()) });
             if let Some(at) = self.ended.iter().position(|ended| ended.id == id) {
                 return self.ended.swap_remove(at).result;
             }
             if stepped.rows == 0 {
-                // Room comes when what others keep has been idle for long enough.
-                std::thread::sleep(IDLE_STEP);
+                if progress(Progress::Waiting).is_break() {
+                    self.cancel(id);
+                } else {
+                    self.bell.wait(rings, self.next_change());
+                }
             }
         }
+    }
+
+    /// How long nothing changes unless the bell rings: no deadline passes, and nothing that is kept becomes idle.
+    fn next_change(&self) -> Option<Duration> {
+        let now_ms = (self.clock)();
+        let deadlines = self.sessions.values().filter_map(|session| session.request.deadline_ms);
+        let at_ms = deadlines.chain(self.runner.kv_next_idle_ms()).min()?;
+        Some(Duration::from_millis(at_ms.saturating_sub(now_ms)))
     }
 
     /// Computes `prompt` in a sequence of its own and shows the logits from position `from` on: position and logits to

@@ -3,6 +3,7 @@
 
 mod account;
 mod answer;
+mod bell;
 mod books;
 mod engine;
 mod limits;
@@ -17,6 +18,7 @@ mod speculative;
 mod step;
 mod stream;
 
+pub use bell::Bell;
 pub use engine::{Ended, Engine, Fill};
 pub use limits::{LIGHT_ROWS, LOGITS_ROWS_MAX, RUNNING_MAX, WAITING_MAX};
 pub use model::RunnerOptions;

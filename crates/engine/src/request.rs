@@ -54,6 +54,8 @@ impl Request {
 /// What happens while a request is worked on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Progress<'a> {
+    /// Nothing can be done before others give back room; told whenever that may have changed.
+    Waiting,
     /// Tokens of the prompt done, of how many.
     Prompt {
         /// Tokens done, reused ones included.

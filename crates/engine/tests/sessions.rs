@@ -88,7 +88,7 @@ fn a_prompt_can_be_stopped_between_its_chunks_and_taken_up_again() {
             assert_eq!(total, prompt.len());
             if done >= 2 * MICRO_BATCH { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
         }
-        Progress::Text(_) | Progress::Dropped(_) => panic!("{step:?}"),
+        Progress::Text(_) | Progress::Dropped(_) | Progress::Waiting => panic!("{step:?}"),
     });
     let stopped = stopped.unwrap();
     assert_eq!(seen, [MICRO_BATCH, 2 * MICRO_BATCH]);

@@ -53,6 +53,11 @@ impl Runner {
         self.kv.cache.set_clock(now_ms);
     }
 
+    /// When that clock shows this, more may be evicted than now.
+    pub fn kv_next_idle_ms(&self) -> Option<u64> {
+        self.kv.cache.next_idle_ms()
+    }
+
     /// Opens an empty sequence of at most `context_max` positions that shares nothing and leaves nothing behind. Memory is
     /// taken as it grows.
     pub fn sequence_open(&mut self, context_max: usize) -> SequenceId {

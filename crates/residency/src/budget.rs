@@ -5,7 +5,7 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 /// What bytes are held for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -78,12 +78,31 @@ impl fmt::Display for Full {
 #[derive(Debug, Clone)]
 pub struct Ledger(Arc<Mutex<Book>>);
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct Book {
     budget_bytes: u64,
     used_bytes: u64,
     peak_bytes: u64,
     lines: BTreeMap<(Line, Arc<str>), u64>,
+    listeners: Listeners,
+}
+
+/// Who is told that bytes came to be free.
+pub type Listener = dyn Fn() + Send + Sync;
+
+#[derive(Clone, Default)]
+struct Listeners(Vec<Weak<Listener>>);
+
+impl fmt::Debug for Listeners {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} listeners", self.0.len())
+    }
+}
+
+impl Listeners {
+    fn tell(self) {
+        self.0.iter().filter_map(Weak::upgrade).for_each(|listener| listener());
+    }
 }
 
 /// Bytes of one line and owner in a report.
@@ -100,7 +119,7 @@ pub struct Entry {
 impl Ledger {
     /// An empty ledger over `budget_bytes`.
     pub fn new(budget_bytes: u64) -> Ledger {
-        Ledger(Arc::new(Mutex::new(Book { budget_bytes, used_bytes: 0, peak_bytes: 0, lines: BTreeMap::new() })))
+        Ledger(Arc::new(Mutex::new(Book { budget_bytes, ..Book::default() })))
     }
 
     fn book(&self) -> MutexGuard<'_, Book> {
@@ -158,8 +177,33 @@ impl Ledger {
     /// Moves the budget towards `wanted_bytes`; only free bytes move, so the result may be more. Gives the new budget.
     pub fn resize(&self, wanted_bytes: u64) -> u64 {
         let mut book = self.book();
+        let before = book.budget_bytes;
         book.budget_bytes = wanted_bytes.max(book.used_bytes);
-        book.budget_bytes
+        let now = book.budget_bytes;
+        if now > before {
+            let listeners = book.listeners.clone();
+            drop(book);
+            listeners.tell();
+        }
+        now
+    }
+
+    /// From now on `listener` is called, on whatever thread, after bytes came to be free; until it is dropped.
+    pub fn on_free(&self, listener: &Arc<Listener>) {
+        let listeners = &mut self.book().listeners.0;
+        listeners.retain(|listener| listener.strong_count() > 0);
+        listeners.push(Arc::downgrade(listener));
+    }
+
+    /// Takes bytes back, and tells.
+    fn free(&self, line: Line, owner: &Arc<str>, bytes: u64) {
+        let mut book = self.book();
+        book.remove(line, owner, bytes);
+        let listeners = book.listeners.clone();
+        drop(book);
+        if bytes > 0 {
+            listeners.tell();
+        }
     }
 }
 
@@ -202,8 +246,8 @@ impl Grant {
 
     /// Makes the grant `bytes` large. Growing may find the ledger full; then nothing changes.
     pub fn resize(&mut self, bytes: u64) -> Result<(), Full> {
-        let mut book = self.ledger.book();
         if bytes > self.bytes {
+            let mut book = self.ledger.book();
             let wanted_bytes = bytes - self.bytes;
             let free_bytes = book.budget_bytes.saturating_sub(book.used_bytes);
             if wanted_bytes > free_bytes {
@@ -211,9 +255,8 @@ impl Grant {
             }
             book.add(self.line, &self.owner, wanted_bytes);
         } else {
-            book.remove(self.line, &self.owner, self.bytes - bytes);
+            self.ledger.free(self.line, &self.owner, self.bytes - bytes);
         }
-        drop(book);
         self.bytes = bytes;
         Ok(())
     }
@@ -233,7 +276,7 @@ impl Grant {
 
 impl Drop for Grant {
     fn drop(&mut self) {
-        self.ledger.book().remove(self.line, &self.owner, self.bytes);
+        self.ledger.free(self.line, &self.owner, self.bytes);
     }
 }
 
@@ -301,6 +344,26 @@ mod tests {
         }
         drop((kv, prefix));
         assert_eq!((ledger.used_bytes(), ledger.peak_bytes()), (0, 100));
+    }
+
+    #[test]
+    fn who_listens_is_told_of_bytes_that_come_to_be_free_and_of_nothing_else() {
+        let ledger = Ledger::new(100);
+        let told = Arc::new(Mutex::new(0));
+        let counts = Arc::clone(&told);
+        let listener: Arc<Listener> = Arc::new(move || *counts.lock().unwrap() += 1);
+        ledger.on_free(&listener);
+        let times = || *told.lock().unwrap();
+        let mut kv = ledger.grant(Line::Kv, "a", 60).expect("it fits");
+        assert!(ledger.grant(Line::Kv, "b", 60).is_err());
+        assert_eq!((ledger.resize(80), times()), (80, 0));
+        kv.resize(50).expect("less");
+        assert_eq!((ledger.resize(90), times()), (90, 2));
+        drop(kv);
+        assert_eq!(times(), 3);
+        drop(listener);
+        drop(ledger.grant(Line::Kv, "a", 60).expect("it fits"));
+        assert_eq!(times(), 3);
     }
 
     #[test]

@@ -246,6 +246,12 @@ impl<K: Ord + Clone> Cache<K> {
         idle.len()
     }
 
+    /// When the next interactive session counts as idle, so that requests of lower classes may displace it.
+    pub fn next_idle_ms(&self) -> Option<u64> {
+        let waited_for = self.tree.nodes().filter(|(_, node)| node.class == Class::Interactive && !node.seen_idle);
+        waited_for.map(|(_, node)| node.used_ms + IDLE_MS).filter(|&at_ms| at_ms > self.now_ms).min()
+    }
+
     /// What the tree has, each node after the one before it.
     pub fn cached(&self) -> Vec<Cached<'_, K>> {
         let mut out = Vec::new();
