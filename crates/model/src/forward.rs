@@ -31,11 +31,14 @@ pub(crate) struct Run<'a> {
 }
 
 /// Rows of queries, keys and values whose positions share a KV block: the work of one task.
+#[derive(Debug)]
 struct Part<'a> {
     block: BlockId,
     rows: &'a mut [f32],
     /// Of the first row.
     position: usize,
+    /// The layer's part of the block.
+    kv: &'a mut [u8],
 }
 
 /// Every buffer of a step; they only grow.
@@ -61,6 +64,10 @@ pub(crate) struct Scratch {
     logits: Vec<f32>,
     pub(crate) acts: Activations,
     pub(crate) attention: attention::Scratch,
+    /// Lists of a layer, kept for their room.
+    parts: Vec<Part<'static>>,
+    pub(crate) views: KvViews<'static>,
+    pub(crate) attended_runs: Vec<attention::Run<'static>>,
 }
 
 impl Scratch {
@@ -134,21 +141,50 @@ fn layer_part(kv: &KvStore, groups: &LayerGroups, shape: &Shape, layer: usize) -
     start..start + shape.block_bytes()
 }
 
-/// The parts of the KV blocks of each run that `layer` has.
-pub(crate) fn kv_views<'a>(
-    kv: &'a KvStore,
-    groups: &LayerGroups,
-    shape: &Shape,
-    layer: usize,
-    runs: &[Run<'_>],
-) -> Vec<Vec<&'a [u8]>> {
-    let (group, used) = (groups.place(layer).0, layer_part(kv, groups, shape, layer));
-    // Behind the window nothing is read.
-    let table = |run: &Run<'_>| -> Vec<&'a [u8]> {
-        let part = |id| &kv.block(id)[used.clone()];
-        (0..run.tables.len()).map(|i| run.tables.block(group, i).map_or(&[][..], part)).collect()
-    };
-    runs.iter().map(table).collect()
+/// The parts that a layer has of KV blocks, run by run.
+#[derive(Debug, Default)]
+pub(crate) struct KvViews<'a> {
+    blocks: Vec<&'a [u8]>,
+    /// Where each run's end.
+    ends: Vec<usize>,
+}
+
+impl<'a> KvViews<'a> {
+    /// Those of `layer`, which is of `shape`, in the room of others.
+    pub(crate) fn of(
+        room: &mut KvViews<'static>,
+        kv: &'a KvStore,
+        groups: &LayerGroups,
+        shape: &Shape,
+        layer: usize,
+        runs: &[Run<'_>],
+    ) -> KvViews<'a> {
+        let mut views = KvViews { blocks: recycled(&mut room.blocks), ends: recycled(&mut room.ends) };
+        let (group, used) = (groups.place(layer).0, layer_part(kv, groups, shape, layer));
+        for run in runs {
+            let part = |id| &kv.block(id)[used.clone()];
+            // Behind the window nothing is read.
+            let table = (0..run.tables.len()).map(|i| run.tables.block(group, i).map_or(&[][..], part));
+            views.blocks.extend(table);
+            views.ends.push(views.blocks.len());
+        }
+        views
+    }
+
+    /// Each run's.
+    pub(crate) fn by_run(&self) -> impl Iterator<Item = KvBlocks<'_>> {
+        let mut start = 0;
+        self.ends.iter().map(move |&end| {
+            let blocks = &self.blocks[start..end];
+            start = end;
+            KvBlocks { blocks }
+        })
+    }
+
+    /// Gives the room back.
+    pub(crate) fn done(mut self, room: &mut KvViews<'static>) {
+        *room = KvViews { blocks: recycled(&mut self.blocks), ends: self.ends };
+    }
 }
 
 impl Forward<'_> {
@@ -254,20 +290,19 @@ impl Forward<'_> {
 
         self.rotate_and_store(&shape, index, layer, runs, row_len);
         let s = &mut *self.scratch;
-        let blocks = kv_views(self.kv, self.groups, &shape, index, runs);
-        let runs: Vec<attention::Run<'_>> = runs
-            .iter()
-            .zip(&blocks)
-            .map(|(run, blocks)| attention::Run {
-                kv: KvBlocks { blocks },
-                first: run.first,
-                tokens: run.len,
-                position: run.position,
-            })
-            .collect();
+        let views = KvViews::of(&mut s.views, self.kv, self.groups, &shape, index, runs);
+        let mut parts = recycled(&mut s.attended_runs);
+        parts.extend(runs.iter().zip(views.by_run()).map(|(run, kv)| attention::Run {
+            kv,
+            first: run.first,
+            tokens: run.len,
+            position: run.position,
+        }));
         let attended = grow(&mut s.attended, n * q_len);
         let sinks = layer.sinks.as_deref();
-        attention::attention(self.pool, level, &shape, &runs, &s.qkv, row_len, sinks, attended, &mut s.attention);
+        attention::attention(self.pool, level, &shape, &parts, &s.qkv, row_len, sinks, attended, &mut s.attention);
+        s.attended_runs = recycled(&mut parts);
+        views.done(&mut s.views);
     }
 
     /// Normalizes and rotates queries and keys, and writes keys and values into the KV cache.
@@ -303,7 +338,7 @@ impl Forward<'_> {
     ) {
         let used = layer_part(self.kv, self.groups, shape, index);
         let (group, _) = self.groups.place(index);
-        let mut parts = Vec::new();
+        let mut parts = recycled(&mut self.scratch.parts);
         let mut rows = &mut self.scratch.qkv[..];
         for run in runs {
             let (mut position, end) = (run.position, run.position + run.len);
@@ -311,21 +346,23 @@ impl Forward<'_> {
                 let block = run.tables.block(group, i).expect("what is computed is not behind the window");
                 let len = (position / KV_BLOCK * KV_BLOCK + KV_BLOCK).min(end) - position;
                 let (part, rest) = rows.split_at_mut(len * row_len);
-                parts.push(Part { block, rows: part, position });
+                parts.push(Part { block, rows: part, position, kv: &mut [] });
                 (rows, position) = (rest, position + len);
             }
         }
         parts.sort_unstable_by_key(|part| part.block);
-        let blocks = self.kv.blocks_mut(parts.iter().map(|part| part.block));
-        let kv: Vec<&mut [u8]> = blocks.map(|block| &mut block[used.clone()]).collect();
-        let mut tasks: Vec<_> = parts.iter_mut().zip(kv).collect();
-        self.pool.run_chunks(&mut tasks, 1, |_, tasks| {
-            for (Part { rows, position, .. }, kv) in tasks {
+        let mut kv = self.kv.blocks_mut();
+        for part in &mut parts {
+            part.kv = &mut kv.next(part.block)[used.clone()];
+        }
+        self.pool.run_chunks(&mut parts, 1, |_, parts| {
+            for Part { rows, position, kv, .. } in parts {
                 for (i, row) in rows.chunks_exact_mut(row_len).enumerate() {
                     write(row, *position + i, kv);
                 }
             }
         });
+        self.scratch.parts = recycled(&mut parts);
     }
 
     /// Moves the rows `asked` of the residual stream and of the attention output to the front.

@@ -5,7 +5,7 @@
 //! through attention in slices, which changes no result.
 
 use crate::config::{self, Config};
-use crate::forward::{Forward, Run, grow, kv_views, shape};
+use crate::forward::{Forward, KvViews, Run, grow, recycled, shape};
 use crate::weights::{Keys, Latents, Layer};
 use kernels::PANEL_ROWS;
 use kernels::activations::{Activations, Forms, Norm, Precision, Source, token_bytes};
@@ -63,8 +63,8 @@ impl Forward<'_> {
             ops::rope(level, rotated, c.rope_len, rope.row(position));
             attention::write_kv(level, &shape, kv, position % KV_BLOCK, row, &[]);
         });
-        let views = kv_views(self.kv, self.groups, &shape, index, runs);
         let (weights, s) = (self.weights, &mut *self.scratch);
+        let views = KvViews::of(&mut s.views, self.kv, self.groups, &shape, index, runs);
         let (query_len, turned_len) = (of.nope_len + c.rope_len, c.heads * shape.head_len);
         let attended = grow(&mut s.attended, n * c.heads * of.value_len);
         let Scratch { queries, by_head, turned, mixed, rows, .. } = &mut s.latents;
@@ -89,10 +89,11 @@ impl Forward<'_> {
                 ops::rope(level, rotated, c.rope_len, rope.row(position(runs, slice.start + t)));
             });
 
-            let parts = runs.iter().zip(&views).filter_map(|(run, blocks)| part(run, blocks, &slice));
-            let mixed = grow(mixed, m * c.heads * of.len);
-            let (parts, scratch) = (parts.collect::<Vec<_>>(), &mut s.attention);
+            let mut parts = recycled(&mut s.attended_runs);
+            parts.extend(runs.iter().zip(views.by_run()).filter_map(|(run, kv)| part(run, kv, &slice)));
+            let (mixed, scratch) = (grow(mixed, m * c.heads * of.len), &mut s.attention);
             attention::attention(self.pool, level, &shape, &parts, turned, turned_len, None, mixed, scratch);
+            s.attended_runs = recycled(&mut parts);
 
             let mixes = Source { x: mixed, stride: of.len, cols: of.len, norm: None };
             by_heads(self.pool, level, latents.values(weights), &mixes, rows, &mut s.acts, by_head);
@@ -104,6 +105,7 @@ impl Forward<'_> {
                 }
             });
         }
+        views.done(&mut s.views);
     }
 
     /// Projects the normalized residual stream to queries, and in `qkv` to latents with what is rotated behind each.
@@ -219,10 +221,10 @@ fn position(runs: &[Run<'_>], row: usize) -> usize {
 }
 
 /// What of `run` is in the slice, whose first row is 0.
-fn part<'a>(run: &Run<'_>, blocks: &'a [&'a [u8]], slice: &Range<usize>) -> Option<attention::Run<'a>> {
+fn part<'a>(run: &Run<'_>, kv: KvBlocks<'a>, slice: &Range<usize>) -> Option<attention::Run<'a>> {
     let rows = run.first.max(slice.start)..(run.first + run.len).min(slice.end);
     (!rows.is_empty()).then(|| attention::Run {
-        kv: KvBlocks { blocks },
+        kv,
         first: rows.start - slice.start,
         tokens: rows.len(),
         position: run.position + rows.start - run.first,

@@ -100,23 +100,36 @@ impl KvStore {
         target[to_byte..][..len].copy_from_slice(&source[from_byte..][..len]);
     }
 
-    /// The bytes of blocks, all at once, to be written. `ids` must ascend.
-    pub(crate) fn blocks_mut(&mut self, ids: impl Iterator<Item = BlockId>) -> impl Iterator<Item = &mut [u8]> {
-        let block_bytes = self.block_bytes;
-        let mut slabs = self.slabs.iter_mut();
-        // Slabs that are behind us, and what is left of the last of them, from a place on.
-        let (mut passed, mut place, mut rest) = (0, 0, &mut [][..]);
-        ids.map(move |id| {
-            if id.slab >= passed {
-                let slab = slabs.nth((id.slab - passed) as usize).and_then(Option::as_mut);
-                rest = &mut slab.expect("a slab stays while a block is held")[..];
-                (passed, place) = (id.slab + 1, 0);
-            }
-            let (_, from) = std::mem::take(&mut rest).split_at_mut((id.place - place) as usize * block_bytes);
-            let (block, behind) = from.split_at_mut(block_bytes);
-            (rest, place) = (behind, id.place + 1);
-            block
-        })
+    /// The bytes of blocks, many at once, to be written.
+    pub(crate) fn blocks_mut(&mut self) -> BlocksMut<'_> {
+        BlocksMut { slabs: self.slabs.iter_mut(), block_bytes: self.block_bytes, passed: 0, place: 0, rest: &mut [] }
+    }
+}
+
+/// The bytes of blocks that ascend.
+pub(crate) struct BlocksMut<'a> {
+    slabs: std::slice::IterMut<'a, Option<Buffer>>,
+    block_bytes: usize,
+    /// Slabs that are behind us.
+    passed: u32,
+    /// What is left of the last of them, from a place on.
+    place: u32,
+    rest: &'a mut [u8],
+}
+
+impl<'a> BlocksMut<'a> {
+    /// The bytes of `id`, which comes after those before.
+    pub(crate) fn next(&mut self, id: BlockId) -> &'a mut [u8] {
+        if id.slab >= self.passed {
+            let slab = self.slabs.nth((id.slab - self.passed) as usize).and_then(Option::as_mut);
+            self.rest = &mut slab.expect("a slab stays while a block is held")[..];
+            (self.passed, self.place) = (id.slab + 1, 0);
+        }
+        let rest = std::mem::take(&mut self.rest);
+        let (_, from) = rest.split_at_mut((id.place - self.place) as usize * self.block_bytes);
+        let (block, behind) = from.split_at_mut(self.block_bytes);
+        (self.rest, self.place) = (behind, id.place + 1);
+        block
     }
 }
 
@@ -159,7 +172,8 @@ mod tests {
         let ids: Vec<BlockId> =
             [(0, 20), (1, 3)].iter().flat_map(|&(slab, n)| (0..n).map(move |place| BlockId { slab, place })).collect();
         let odd = || ids.iter().copied().skip(1).step_by(2);
-        for (i, block) in store.blocks_mut(odd()).enumerate() {
+        let mut blocks = store.blocks_mut();
+        for (i, block) in odd().map(|id| blocks.next(id)).enumerate() {
             assert_eq!(block.len(), BLOCK);
             block.fill(i as u8 + 1);
         }

@@ -182,6 +182,7 @@ impl Forward<'_> {
                 }
                 round.ready = recycled(&mut ready);
                 if gates.is_empty() && downs.is_empty() {
+                    (round.gates, round.downs) = (recycled(&mut gates), recycled(&mut downs));
                     return Ok(());
                 }
                 gates.sort_unstable_by_key(|band| band.rows.start);

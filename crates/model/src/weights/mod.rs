@@ -116,27 +116,26 @@ pub(crate) struct Mlp {
 
 impl Layer {
     /// The layer's matrices, in the order of use.
-    pub(crate) fn matrices(&self) -> Vec<&Weight> {
-        let mut all: Vec<_> = self.latents.iter().flat_map(Latents::first).chain([&self.q, &self.k]).collect();
-        all.extend(self.v.iter().chain(self.latents.iter().flat_map(Latents::last)).chain([&self.attention_out]));
-        all.extend(self.mlp.iter().flat_map(|mlp| [&mlp.gate, &mlp.up, &mlp.down]));
-        all.extend(self.experts.iter().flat_map(Experts::matrices));
-        all
+    pub(crate) fn matrices(&self) -> impl Iterator<Item = &Weight> {
+        let first = self.latents.iter().flat_map(Latents::first).chain([&self.q, &self.k]);
+        let last = self.v.iter().chain(self.latents.iter().flat_map(Latents::last)).chain([&self.attention_out]);
+        let mlp = self.mlp.iter().flat_map(|mlp| [&mlp.gate, &mlp.up, &mlp.down]);
+        first.chain(last).chain(mlp).chain(self.experts.iter().flat_map(Experts::matrices))
     }
 
     /// Bytes of them that a step reads for one token.
     pub(crate) fn step_bytes(&self) -> u64 {
         let experts = self.experts.iter();
-        let all: usize = self.matrices().into_iter().map(Weight::len_bytes).sum();
+        let all: usize = self.matrices().map(Weight::len_bytes).sum();
         let experts_bytes: usize = experts.clone().flat_map(Experts::matrices).map(Weight::len_bytes).sum();
         (all - experts_bytes) as u64 + experts.map(Experts::step_bytes).sum::<u64>()
     }
 
     /// Where they are in the region: side by side.
     fn range(&self) -> Range<usize> {
-        let matrices = self.matrices();
-        let end = matrices.iter().map(|weight| weight.range().end).max();
-        matrices[0].range().start..end.unwrap_or(0)
+        let places = || self.matrices().map(Weight::range);
+        let (first, end) = (places().next(), places().map(|place| place.end).max());
+        first.map_or(0, |first| first.start)..end.unwrap_or(0)
     }
 }
 
@@ -221,7 +220,7 @@ impl Weights {
                 Ok(pager.ensure(layer.map_or_else(|| self.output.range(), Layer::range))?)
             }
             Store::Cached(cached) => match layer {
-                Some(layer) => cached.ensure(stage, layer.matrices().into_iter().filter_map(Weight::cached)),
+                Some(layer) => cached.ensure(stage, layer.matrices().filter_map(Weight::cached)),
                 None => cached.ensure(stage, self.output.cached().into_iter()),
             },
         }
