@@ -21,7 +21,7 @@ fn of_a_step(spec: &TinySpec) -> u64 {
         counts.count_total
     };
     // Not the first steps, and none that begins a KV block.
-    (0..8).map(|token| step(token)).last().expect("steps")
+    (0..8).map(&mut step).last().expect("steps")
 }
 
 #[test]
