@@ -9,7 +9,7 @@ use fixtures::{quantize::random_blocks, rng::Rng};
 use gguf::TensorType;
 use kernels::PANEL_ROWS;
 use kernels::activations::{Activations, Forms, Precision};
-use kernels::attention::{KV_BLOCK, KvBlocks, KvType, Run, Scratch, Shape, attention, write_kv};
+use kernels::attention::{KV_BLOCK, KvBlocks, KvType, Run, Scratch, Shape, Terms, attention, write_kv};
 use kernels::isa::Level;
 use kernels::matmul::{Matrix, Output, Panels, matmul};
 use kernels::quant::Format;
@@ -115,7 +115,7 @@ fn attentions(c: &mut Criterion) {
             group.bench_function(format!("{name}/{}", ty.name()), |b| {
                 b.iter(|| {
                     let run = Run { kv, first: 0, tokens, position };
-                    attention(&mut pool, level, &shape, &[run], &q, row_len, None, &mut out, &mut scratch);
+                    attention(&mut pool, level, &shape, &[run], &q, row_len, Terms::default(), &mut out, &mut scratch);
                 });
             });
         }

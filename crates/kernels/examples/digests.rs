@@ -3,7 +3,7 @@
 
 use fixtures::rng::Rng;
 use kernels::activations::{Activations, Forms, Norm, Precision};
-use kernels::attention::{KV_BLOCK, KvBlocks, KvType, Run, Scratch, Shape, attention, write_kv};
+use kernels::attention::{KV_BLOCK, KvBlocks, KvType, Run, Scratch, Shape, Terms, attention, write_kv};
 use kernels::isa::{Isa, Level};
 use kernels::matmul::{Matrix, Output, Panels, matmul, matmul_gated};
 use kernels::ops::{Gate, add, rms_norm, rope, soft_cap};
@@ -176,7 +176,7 @@ fn attended(pool: &mut Pool, level: Level, shape: &Shape) -> Vec<f32> {
     let mut scratch = Scratch::default();
     for (first, n) in [(0, tokens - 1), (tokens - 1, 1)] {
         let run = Run { kv, first, tokens: n, position: first };
-        attention(pool, level, shape, &[run], &q, row, None, &mut out, &mut scratch);
+        attention(pool, level, shape, &[run], &q, row, Terms::default(), &mut out, &mut scratch);
     }
     out
 }

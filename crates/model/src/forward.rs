@@ -8,9 +8,9 @@ use crate::latents;
 use crate::moe::{self, source::ExpertSource};
 use crate::record::StepRecord;
 use crate::rope::RopeTable;
-use crate::weights::{Layer, Mlp, Weights};
+use crate::weights::{KeyPrior, Layer, Mlp, Weights};
 use kernels::activations::{Activations, Forms, Norm, Precision};
-use kernels::attention::{self, KV_BLOCK, KvBlocks, KvType, Shape};
+use kernels::attention::{self, KV_BLOCK, KeyBias, KvBlocks, KvType, Shape, Terms};
 use kernels::isa::Level;
 use kernels::matmul::{Matrix, Output, matmul, matmul_gated};
 use kernels::ops;
@@ -187,7 +187,16 @@ impl<'a> KvViews<'a> {
     }
 }
 
-impl Forward<'_> {
+/// What keys are kept without, if they are quantized.
+fn key_prior<'a>(layer: &'a Layer, shape: &Shape) -> Option<&'a KeyPrior> {
+    (shape.type_k != KvType::F16).then_some(&layer.key_prior)
+}
+
+impl<'a> Forward<'a> {
+    fn rope_of(&self, shape: &Shape) -> &'a RopeTable {
+        if shape.window.is_some() { self.rope_window } else { self.rope }
+    }
+
     /// Computes `tokens`, cut into `runs`; `asked` are the rows whose logits are wanted, ascending. Returns their logits,
     /// `[asked, padded vocab]`. An error if weights cannot be read; then the caches hold nothing that may be used.
     pub(crate) fn run(&mut self, tokens: &[u32], runs: &[Run<'_>], asked: &[usize]) -> Result<&[f32], Error> {
@@ -289,6 +298,7 @@ impl Forward<'_> {
         matmul(self.pool, level, &matrices, &s.acts, qkv, Output::Store);
 
         self.rotate_and_store(&shape, index, layer, runs, row_len);
+        let turns = self.rope_of(&shape).turns();
         let s = &mut *self.scratch;
         let views = KvViews::of(&mut s.views, self.kv, self.groups, &shape, index, runs);
         let mut parts = recycled(&mut s.attended_runs);
@@ -299,8 +309,11 @@ impl Forward<'_> {
             position: run.position,
         }));
         let attended = grow(&mut s.attended, n * q_len);
-        let sinks = layer.sinks.as_deref();
-        attention::attention(self.pool, level, &shape, &parts, &s.qkv, row_len, sinks, attended, &mut s.attention);
+        let terms = Terms {
+            sinks: layer.sinks.as_deref(),
+            key_bias: key_prior(layer, &shape).and_then(KeyPrior::key_bias).map(|bias| KeyBias { bias, turns }),
+        };
+        attention::attention(self.pool, level, &shape, &parts, &s.qkv, row_len, terms, attended, &mut s.attention);
         s.attended_runs = recycled(&mut parts);
         views.done(&mut s.views);
     }
@@ -309,13 +322,16 @@ impl Forward<'_> {
     fn rotate_and_store(&mut self, shape: &Shape, index: usize, layer: &Layer, runs: &[Run<'_>], row_len: usize) {
         let (c, level) = (self.config, self.level);
         let (q_len, kv_len) = (shape.heads * shape.head_len, shape.heads_kv * shape.head_len);
-        let rope = if shape.window.is_some() { self.rope_window } else { self.rope };
+        let (rope, prior) = (self.rope_of(shape), key_prior(layer, shape));
         self.store(shape, index, runs, row_len, |row, position, kv| {
             let (q, rest) = row.split_at_mut(q_len);
             let (k, v) = rest.split_at_mut(kv_len);
             if let (Some(q_norm), Some(k_norm)) = (&layer.q_norm, &layer.k_norm) {
                 ops::rms_norm(level, q, q_norm, c.norm_epsilon);
                 ops::rms_norm(level, k, k_norm, c.norm_epsilon);
+            }
+            if let Some(prior) = prior {
+                prior.apply(q, k, shape.head_len);
             }
             let angles = rope.row(position);
             ops::rope(level, q, shape.head_len, angles);

@@ -9,7 +9,7 @@ use crate::forward::{Forward, KvViews, Run, grow, recycled, shape};
 use crate::weights::{Keys, Latents, Layer};
 use kernels::PANEL_ROWS;
 use kernels::activations::{Activations, Forms, Norm, Precision, Source, token_bytes};
-use kernels::attention::{self, KV_BLOCK, KvBlocks};
+use kernels::attention::{self, KV_BLOCK, KvBlocks, Terms};
 use kernels::isa::Level;
 use kernels::matmul::{Band, Matrix, Output, Panels, matmul, matmul_bands};
 use kernels::ops;
@@ -92,7 +92,17 @@ impl Forward<'_> {
             let mut parts = recycled(&mut s.attended_runs);
             parts.extend(runs.iter().zip(views.by_run()).filter_map(|(run, kv)| part(run, kv, &slice)));
             let (mixed, scratch) = (grow(mixed, m * c.heads * of.len), &mut s.attention);
-            attention::attention(self.pool, level, &shape, &parts, turned, turned_len, None, mixed, scratch);
+            attention::attention(
+                self.pool,
+                level,
+                &shape,
+                &parts,
+                turned,
+                turned_len,
+                Terms::default(),
+                mixed,
+                scratch,
+            );
             s.attended_runs = recycled(&mut parts);
 
             let mixes = Source { x: mixed, stride: of.len, cols: of.len, norm: None };

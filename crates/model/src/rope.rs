@@ -1,6 +1,7 @@
 //! Cosines and sines of rotary positions.
 
 use crate::config::{Rope, Yarn};
+use kernels::attention::{KV_BLOCK, Turns};
 
 /// A growing table for one way to rotate: a row of `rope_len / 2` cosines and as many sines for each position.
 ///
@@ -11,6 +12,8 @@ pub(crate) struct RopeTable {
     /// Factor of cosines and sines.
     magnitude: f64,
     rows: Vec<f32>,
+    /// For each frequency the cosines, then the sines of the positions of a KV block, not multiplied.
+    within: Vec<f32>,
 }
 
 impl RopeTable {
@@ -26,7 +29,14 @@ impl RopeTable {
             whole * scale * (1.0 - kept) + whole * kept
         };
         let magnitude = rope.yarn.map_or(1.0, |yarn| yarn.magnitude);
-        RopeTable { frequencies: (0..half).map(frequency).collect(), magnitude, rows: Vec::new() }
+        let frequencies: Vec<f64> = (0..half).map(frequency).collect();
+        let mut within = Vec::with_capacity(half * 2 * KV_BLOCK);
+        for f in &frequencies {
+            let angle = |position: usize| position as f64 * f;
+            within.extend((0..KV_BLOCK).map(|position| libm::cos(angle(position)) as f32));
+            within.extend((0..KV_BLOCK).map(|position| libm::sin(angle(position)) as f32));
+        }
+        RopeTable { frequencies, magnitude, rows: Vec::new(), within }
     }
 
     /// Makes the rows of all positions below `len`.
@@ -42,6 +52,11 @@ impl RopeTable {
             self.rows.extend(self.frequencies.iter().map(|f| (libm::cos(angle(f)) * self.magnitude) as f32));
             self.rows.extend(self.frequencies.iter().map(|f| (libm::sin(angle(f)) * self.magnitude) as f32));
         }
+    }
+
+    /// All of it, as attention takes it.
+    pub(crate) fn turns(&self) -> Turns<'_> {
+        Turns { pairs: self.frequencies.len(), rows: &self.rows, within: &self.within }
     }
 
     /// Cosines, then sines of `position`, which must be below the length grown to.

@@ -1,15 +1,16 @@
 //! How keys and values lie in a KV block, by type.
 //!
 //! F16: keys `[head_len][16 positions]`, values `[16 positions][head_len]`.
-//! Q8_0 and Q4_0 keys are a panel of weights whose 16 rows are the positions; queries are quantized as activations are.
-//! Q8_0 and Q4_0 values, for each 32 values of the head: 16 half-precision scales, one a position, then 16 rows of 32
-//! bytes (Q8_0) or of 16 bytes (Q4_0: value i in the low nibble of byte i, value 16 + i in the high one, offset by 8).
-//! Both are rotated first, by a Hadamard transform (its own inverse) that spreads outliers over the head: without it, four
-//! bits are not enough for any model, and eight cost Qwen2.5, whose keys have large biases, 4 % of perplexity.
+//! Q8_0 and Q4_0 keys are a panel of weights whose 16 rows are the positions (of Q8_0 and of IQ4_NL); queries are quantized
+//! as activations are. Q8_0 and Q4_0 values, for each 32 values of the head: 16 half-precision scales, one a position, then
+//! 16 rows of 32 bytes (Q8_0) or of 16 bytes (Q4_0: value i in the low nibble of byte i, value 16 + i in the high one).
+//! Both are rotated first, by a Hadamard transform (its own inverse) that spreads outliers over the head and makes values
+//! nearly normal: so the levels of Q4_0 are the unequal ones of IQ4_NL, which have a sixth less error than equal steps.
 
 use super::{HEAD_LEN_MAX, KV_BLOCK};
-use crate::math::{f16_to_f32, f32_to_f16};
+use crate::math::{f16_to_f32, f32_to_f16, sum16};
 use crate::ops::hadamard;
+use crate::quant::IQ4_NL_VALUES;
 use crate::simd::Simd;
 
 /// Type of keys or values in the cache.
@@ -80,29 +81,80 @@ pub(super) fn rotate(x: &mut [f32], first: usize) {
     }
 }
 
-/// Largest quantized value of a type.
-fn steps(ty: KvType) -> f32 {
-    if ty == KvType::Q8_0 { 127.0 } else { 7.0 }
+/// The level of 4 bits next to each whole number from -128 on.
+const NEAREST: [u8; 256] = {
+    let mut nearest = [0; 256];
+    let mut level = 0;
+    let mut i = 0;
+    while i < 256 {
+        // Levels ascend, and so do those next to ascending numbers.
+        while level < 15 && IQ4_NL_VALUES[level + 1].abs_diff(i as u8) < IQ4_NL_VALUES[level].abs_diff(i as u8) {
+            level += 1;
+        }
+        nearest[i] = level as u8;
+        i += 1;
+    }
+    nearest
+};
+
+/// What the value of largest magnitude may become; the best is taken. More of them gain little.
+const EXTREMES: [f32; 6] = [-127.0, -107.0, -147.0, 113.0, 133.0, 153.0];
+
+/// 32 values to codes of a type and their scale in half precision.
+#[inline(always)]
+fn quantize<S: Simd>(s: S, ty: KvType, x: &[f32]) -> ([u8; 32], u16) {
+    let (mut high, mut low) = (s.f_splat(0.0), s.f_splat(0.0));
+    for at in (0..32).step_by(S::LANES) {
+        let x = s.f_load(&x[at..]);
+        high = s.f_max(x, high);
+        low = s.f_max(s.f_sub(s.f_splat(0.0), x), low);
+    }
+    let (high, low) = (s.f_reduce_max(high), s.f_reduce_max(low));
+    if ty == KvType::Q4_0 {
+        return levels(s, x, if high >= low { high } else { -low });
+    }
+    let scale = f32_to_f16(high.max(low) / 127.0);
+    let rounded = f16_to_f32(scale);
+    let codes = whole_numbers(s, x, if rounded > 0.0 { 1.0 / rounded } else { 0.0 });
+    (codes, scale)
 }
 
-/// 32 values to whole numbers of at most [`steps`], and their scale in half precision.
+/// 32 values times a factor, rounded, at most ±127.
 #[inline(always)]
-fn quantize<S: Simd>(s: S, ty: KvType, x: &[f32]) -> ([i8; 32], u16) {
-    let mut largest = s.f_splat(0.0);
-    for at in (0..32).step_by(S::LANES) {
-        largest = s.f_max(s.f_abs(s.f_load(&x[at..])), largest);
-    }
-    let scale = f32_to_f16(s.f_reduce_max(largest) / steps(ty));
-    let rounded = f16_to_f32(scale);
-    let inverse = if rounded > 0.0 { 1.0 / rounded } else { 0.0 };
+fn whole_numbers<S: Simd>(s: S, x: &[f32], factor: f32) -> [u8; 32] {
     let mut out = [0; 32];
     for at in (0..32).step_by(S::LANES) {
-        let q = s.f_mul(s.f_load(&x[at..]), s.f_splat(inverse));
-        // The scale may have been rounded down.
-        let q = s.f_min(s.f_max(q, s.f_splat(-steps(ty))), s.f_splat(steps(ty)));
+        let q = s.f_mul(s.f_load(&x[at..]), s.f_splat(factor));
+        // A scale in half precision may have been rounded down.
+        let q = s.f_min(s.f_max(q, s.f_splat(-127.0)), s.f_splat(127.0));
         s.f_store_i8(q, &mut out[at..]);
     }
-    (out, scale)
+    out.map(|q| q as u8)
+}
+
+/// 32 values to levels of 4 bits, with the scale that leaves the least squares; `extreme` has the largest magnitude.
+#[inline(always)]
+fn levels<S: Simd>(s: S, x: &[f32], extreme: f32) -> ([u8; 32], u16) {
+    let (mut best, mut codes, mut scale) = (0.0, [0; 32], 0.0);
+    for level in EXTREMES {
+        let tried = whole_numbers(s, x, if extreme == 0.0 { 0.0 } else { level / extreme });
+        let tried = tried.map(|q| NEAREST[usize::from(q ^ 0x80)]);
+        let values = tried.map(|code| IQ4_NL_VALUES[usize::from(code)] ^ 0x80);
+        let mut products = [0.0; 16];
+        for at in (0..16).step_by(S::LANES) {
+            let value = |at| s.v_to_f(s.v_load_i8(&values[at..]));
+            let first = s.f_mul(s.f_load(&x[at..]), value(at));
+            s.f_store(s.f_fma(s.f_load(&x[16 + at..]), value(16 + at), first), &mut products[at..]);
+        }
+        let product = sum16(&products);
+        let square: i32 = values.iter().map(|&v| i32::from(v as i8) * i32::from(v as i8)).sum();
+        // Σ (x - d v)² is least for d = Σ x v / Σ v², and the smaller the larger this is.
+        let gain = product * product / square as f32;
+        if gain > best {
+            (best, codes, scale) = (gain, tried, product / square as f32);
+        }
+    }
+    (codes, f32_to_f16(scale))
 }
 
 /// Writes the key of position `slot`.
@@ -125,8 +177,8 @@ pub(super) fn write_key<S: Simd>(s: S, ty: KvType, keys: &mut [u8], slot: usize,
         for (i, vector) in words.enumerate() {
             for (j, byte) in vector[4 * slot..4 * slot + 4].iter_mut().enumerate() {
                 *byte = match ty {
-                    KvType::Q4_0 => (q[4 * i + j] + 8) as u8 | ((q[16 + 4 * i + j] + 8) as u8) << 4,
-                    _ => q[4 * i + j] as u8 ^ 0x80,
+                    KvType::Q4_0 => q[4 * i + j] | q[16 + 4 * i + j] << 4,
+                    _ => q[4 * i + j] ^ 0x80,
                 };
             }
         }
@@ -152,12 +204,10 @@ pub(super) fn write_value<S: Simd>(s: S, ty: KvType, values: &mut [u8], slot: us
         block[2 * slot..2 * slot + 2].copy_from_slice(&scale.to_le_bytes());
         if ty == KvType::Q4_0 {
             for (i, byte) in block[32 + 16 * slot..][..16].iter_mut().enumerate() {
-                *byte = (q[i] + 8) as u8 | ((q[16 + i] + 8) as u8) << 4;
+                *byte = q[i] | q[16 + i] << 4;
             }
         } else {
-            for (byte, q) in block[32 + 32 * slot..][..32].iter_mut().zip(q) {
-                *byte = q as u8;
-            }
+            block[32 + 32 * slot..][..32].copy_from_slice(&q);
         }
     }
 }
@@ -212,6 +262,13 @@ impl Values for Q8 {
     }
 }
 
+/// The levels of codes in 32-bit lanes.
+#[inline(always)]
+fn level<S: Simd>(s: S, code: S::V) -> S::F {
+    let value = s.v_and(s.v_lookup(&IQ4_NL_VALUES, code), s.v_splat(255));
+    s.v_to_f(s.v_add(value, s.v_splat(-128)))
+}
+
 impl Values for Q4 {
     const SCALED: bool = true;
     #[inline(always)]
@@ -221,13 +278,13 @@ impl Values for Q4 {
     #[inline(always)]
     fn load<S: Simd>(s: S, values: &[u8], _: usize, slot: usize, at: usize) -> S::F {
         let both = s.v_load_u8(&values[at / 32 * KV_BLOCK * 18 + 32 + 16 * slot + at % 16..]);
-        let q = s.v_and(if at % 32 < 16 { both } else { s.v_shr(both, 4) }, s.v_splat(15));
-        s.v_to_f(s.v_add(q, s.v_splat(-8)))
+        let code = s.v_and(if at % 32 < 16 { both } else { s.v_shr(both, 4) }, s.v_splat(15));
+        level(s, code)
     }
     #[inline(always)]
     fn column<S: Simd>(s: S, keys: &[u8], at: usize, h: usize) -> S::F {
         let words = s.v_load(&keys[at / 32 * KV_BLOCK * 18 + 32 + at % 16 / 4 * 4 * KV_BLOCK + 4 * S::LANES * h..]);
-        let q = s.v_and(s.v_shr(words, (8 * (at % 4) + 4 * (at % 32 / 16)) as u32), s.v_splat(15));
-        s.v_to_f(s.v_add(q, s.v_splat(-8)))
+        let code = s.v_and(s.v_shr(words, (8 * (at % 4) + 4 * (at % 32 / 16)) as u32), s.v_splat(15));
+        level(s, code)
     }
 }

@@ -15,6 +15,7 @@
 //! rows at a time. All cells of all runs are tasks of one parallel region. A cell that is a large part of the whole (few
 //! tokens after many positions) is cut at the splits first; then the region merges what they left.
 
+mod bias;
 pub mod kv;
 mod products;
 mod tile;
@@ -22,6 +23,7 @@ mod tile;
 use crate::isa::Level;
 use crate::simd::{Op, Simd};
 use crate::threads::Pool;
+pub use bias::{KeyBias, Terms, Turns};
 pub use kv::KvType;
 use std::ops::Range;
 use tile::{Attend, Finish, Merge, ROWS, Rows, WORK};
@@ -194,8 +196,7 @@ impl Tile {
 }
 
 /// Attention of `runs`, in ascending order of their rows. `q` has rows of `q_stride` values with the heads first; `out` has
-/// rows of `heads * value_len`, of which those of the runs are written. `sinks` has a score for each query head that takes its
-/// share of the weights and has no value.
+/// rows of `heads * value_len`, of which those of the runs are written.
 pub fn attention(
     pool: &mut Pool,
     level: Level,
@@ -203,17 +204,17 @@ pub fn attention(
     runs: &[Run<'_>],
     q: &[f32],
     q_stride: usize,
-    sinks: Option<&[f32]>,
+    terms: Terms<'_>,
     out: &mut [f32],
     scratch: &mut Scratch,
 ) {
     shape.check();
-    let (group, n) = (shape.group(), shape.value_len);
+    let (group, n, Terms { sinks, key_bias }) = (shape.group(), shape.value_len, terms);
     let products = scratch.cut(shape, runs, pool.threads()) * group * (shape.head_len + n);
     let Scratch { tiles, bands, pieces, partial } = scratch;
     let attend = |tile: &Tile, head_kv, splits, rows: Range<usize>, then: &mut dyn FnMut(&mut tile::Work, Rows)| {
         let Run { kv, first, position, .. } = runs[tile.run];
-        let query = tile::Query { shape, kv, position, q: &q[first * q_stride..], q_stride };
+        let query = tile::Query { shape, kv, position, q: &q[first * q_stride..], q_stride, key_bias };
         let rows = Rows { head_kv, token: tile.tokens.start, group, first: rows.start, len: rows.len() };
         WORK.with_borrow_mut(|work| {
             level.run(Attend { query, rows, splits, work });

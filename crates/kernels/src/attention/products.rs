@@ -29,27 +29,15 @@ pub(super) fn scores_f16<S: Simd, const R: usize>(
     acc
 }
 
-/// Scores with keys in a panel of format `Q`: products as those of weights in double precision.
+/// Scores with keys in a panel of format `Q`: products as those of weights.
 #[inline(always)]
-pub(super) fn scores_quantized<Q: Quant, S: Simd, const R: usize>(
-    s: S,
-    keys: &[u8],
-    h: usize,
-    q: &[u32],
-    rest: &[u32],
-) -> [S::F; R] {
+pub(super) fn scores_quantized<Q: Quant, S: Simd, const R: usize>(s: S, keys: &[u8], h: usize, q: &[u32]) -> [S::F; R] {
     let mut acc = [s.f_splat(0.0); R];
-    let mut acc_rest = [s.f_splat(0.0); R];
     let q = q.as_chunks::<R>().0.chunks_exact(BLOCK_WORDS);
-    let rest = rest.as_chunks::<R>().0.chunks_exact(BLOCK_WORDS);
-    for (block, (q, rest)) in keys.chunks_exact(KV_BLOCK * Q::BYTES).zip(q.zip(rest)) {
+    for (block, q) in keys.chunks_exact(KV_BLOCK * Q::BYTES).zip(q) {
         let head = Q::head(s, block, h);
         let sub = Q::sub(s, block, h, head, 0);
         accumulate::<Q, S, R>(s, &sub, q, &mut acc);
-        accumulate::<Q, S, R>(s, &sub, rest, &mut acc_rest);
-    }
-    for (acc, rest) in acc.iter_mut().zip(acc_rest) {
-        *acc = s.f_add(*acc, rest);
     }
     acc
 }

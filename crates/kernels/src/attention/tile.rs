@@ -1,11 +1,12 @@
 //! One KV head's work for the query rows of a tile.
 
+use super::bias::{KeyBias, Waves, waves};
 use super::products::{scores_f16, scores_quantized, weigh, weigh_columns};
 use super::{HEAD_LEN_MAX, KV_BLOCK, KvBlocks, KvType, SPLIT, Shape, kv};
 use crate::activations::{BLOCK_WORDS, Factors, quantize_row};
 use crate::math::{exp, sum16, tanh};
 use crate::ops::hadamard;
-use crate::quant::{Q4_0, Q8_0};
+use crate::quant::{IQ4_NL, Q8_0};
 use crate::simd::{Op, Simd};
 use crate::threads::Cell;
 use std::cell::RefCell;
@@ -25,6 +26,7 @@ pub(super) struct Query<'a> {
     pub(super) position: usize,
     pub(super) q: &'a [f32],
     pub(super) q_stride: usize,
+    pub(super) key_bias: Option<KeyBias<'a>>,
 }
 
 impl Query<'_> {
@@ -68,10 +70,13 @@ const QUERY_WORDS: usize = HEAD_LEN_MAX / 32 * BLOCK_WORDS;
 pub(super) struct Work {
     /// Scaled queries, rotated if the keys are.
     pub(super) q: [[f32; HEAD_LEN_MAX]; ROWS],
-    /// The same for quantized keys, quantized in double precision: each pack is a group of activations, and one of their
-    /// rests. (Keys with outliers turn the error of 8-bit queries into 6 % of perplexity on Qwen2.5.)
+    /// The same for quantized keys, quantized as activations are: each pack is a group of them.
     pub(super) q_quantized: [u32; QUERY_WORDS * ROWS],
-    pub(super) q_rest: [u32; QUERY_WORDS * ROWS],
+    /// What they make of the constant part of keys, and the part of it that is not rotated.
+    waves: [Waves; ROWS],
+    flat: [f32; ROWS],
+    /// The waves of a pack at a block.
+    turned: [Waves; PACK],
     /// Scores, then weights, of the positions of a split.
     pub(super) scores: [[f32; SPLIT]; PACK],
     /// Weights times the scales of quantized values.
@@ -88,7 +93,9 @@ thread_local! {
         RefCell::new(Work {
             q: [[0.0; HEAD_LEN_MAX]; ROWS],
             q_quantized: [0; QUERY_WORDS * ROWS],
-            q_rest: [0; QUERY_WORDS * ROWS],
+            waves: [[0.0; HEAD_LEN_MAX]; ROWS],
+            flat: [0.0; ROWS],
+            turned: [[0.0; HEAD_LEN_MAX]; PACK],
             scores: [[0.0; SPLIT]; PACK],
             scaled: [[0.0; SPLIT]; PACK],
             max: [0.0; ROWS],
@@ -161,6 +168,9 @@ fn prepare<S: Simd>(s: S, query: &Query<'_>, rows: Rows, work: &mut Work) {
         for (to, x) in q.iter_mut().zip(&query.q[from..from + n]) {
             *to = x * shape.scale;
         }
+        if let Some(KeyBias { bias, turns }) = &query.key_bias {
+            work.flat[r] = waves(q, &bias[rows.head_kv * n..][..n], turns.pairs, &mut work.waves[r]);
+        }
         if shape.type_k.is_rotated() {
             kv::rotate(q, shape.first_piece());
         }
@@ -176,8 +186,7 @@ fn prepare<S: Simd>(s: S, query: &Query<'_>, rows: Rows, work: &mut Work) {
         let width = width(len);
         let words = first * QUERY_WORDS;
         for (r, q) in work.q[first..first + len].iter().enumerate() {
-            let (whole, rest) = (&mut work.q_quantized[words..], &mut work.q_rest[words..]);
-            quantize_row(s, &q[..n], Factors(None), width, r, whole, Some(rest));
+            quantize_row(s, &q[..n], Factors(None), width, r, &mut work.q_quantized[words..], None);
         }
     }
 }
@@ -238,15 +247,25 @@ impl Pack<'_> {
     fn score<S: Simd, const R: usize>(&self, s: S, span: Range<usize>, work: &mut Work) {
         let shape = self.query.shape;
         let q = work.q[self.first..].first_chunk::<R>().expect("rows in whole packs");
-        let [q8, rest] = [&work.q_quantized, &work.q_rest].map(|words| &words[self.first * QUERY_WORDS..]);
+        let q8 = &work.q_quantized[self.first * QUERY_WORDS..];
+        let waves = work.waves[self.first..].first_chunk::<R>().expect("rows in whole packs");
         for block in span.start / KV_BLOCK..span.end.div_ceil(KV_BLOCK) {
             let (keys, _) = self.block(block);
+            if let Some(KeyBias { turns, .. }) = &self.query.key_bias {
+                turns.turn(self.split * (SPLIT / KV_BLOCK) + block, waves, &mut work.turned);
+            }
             for h in 0..KV_BLOCK / S::LANES {
-                let acc = match shape.type_k {
+                let mut acc = match shape.type_k {
                     KvType::F16 => scores_f16::<S, R>(s, keys, h, q, shape.head_len),
-                    KvType::Q8_0 => scores_quantized::<Q8_0, S, R>(s, keys, h, q8, rest),
-                    KvType::Q4_0 => scores_quantized::<Q4_0, S, R>(s, keys, h, q8, rest),
+                    KvType::Q8_0 => scores_quantized::<Q8_0, S, R>(s, keys, h, q8),
+                    KvType::Q4_0 => scores_quantized::<IQ4_NL, S, R>(s, keys, h, q8),
                 };
+                if let Some(KeyBias { turns, .. }) = &self.query.key_bias {
+                    for (acc, flat) in acc.iter_mut().zip(&work.flat[self.first..]) {
+                        *acc = s.f_add(*acc, s.f_splat(*flat));
+                    }
+                    turns.add(s, h, &work.turned, &mut acc);
+                }
                 for (score, to) in acc.into_iter().zip(&mut work.scores) {
                     let score = match shape.soft_cap {
                         Some(cap) => s.f_mul(tanh(s, s.f_div(score, s.f_splat(cap))), s.f_splat(cap)),

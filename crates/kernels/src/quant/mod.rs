@@ -22,7 +22,7 @@ pub(crate) use plain::{Plain, UnpackPanel};
 pub(crate) use q4::{Q4_0, Q4_1};
 pub(crate) use q5::{Q5_0, Q5_1};
 pub(crate) use q8::Q8_0;
-pub(crate) use table::{IQ4_NL, IQ4_XS, MXFP4};
+pub(crate) use table::{IQ4_NL, IQ4_NL_VALUES, IQ4_XS, MXFP4};
 
 use crate::PANEL_ROWS;
 use crate::isa::Level;

@@ -18,7 +18,8 @@ const fn offset(values: [i8; 16]) -> [u8; 16] {
 }
 
 /// Source: `kvalues_iq4nl`.
-const IQ4_NL_VALUES: [u8; 16] = offset([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113]);
+pub(crate) const IQ4_NL_VALUES: [u8; 16] =
+    offset([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113]);
 /// E2M1 values doubled; the scale is halved. Source: OCP Microscaling formats 1.0.
 const MXFP4_VALUES: [u8; 16] = offset([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12]);
 

@@ -19,6 +19,9 @@ use std::sync::Arc;
 
 type Name = [u8; 32];
 
+/// Raised when the bytes of keys and values change that the kernels write for the same contents.
+const KV_LAYOUT: u32 = 2;
+
 /// Places of a file that are looked at to tell its content.
 const SAMPLES: u64 = 64;
 /// Bytes of each.
@@ -80,6 +83,7 @@ impl Spill {
         let adapter = key.adapter.as_deref().unwrap_or("");
         let words = [adapter, &key.parameters, key.types.0, key.types.1].map(str::as_bytes);
         let mut hash = Sha256::new_with_prefix(self.content);
+        hash.update(KV_LAYOUT.to_le_bytes());
         for part in words.into_iter().chain([&key.salt[..]]) {
             hash.update((part.len() as u64).to_le_bytes());
             hash.update(part);

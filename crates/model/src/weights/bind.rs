@@ -4,7 +4,7 @@
 use super::cached::Cached;
 use super::pack::{Packing, RopeRows};
 use super::rows::RowTable;
-use super::{Experts, Layer, Mlp, Place, Store, Weight, Weights, format_of, is_vector};
+use super::{Experts, KeyPrior, Layer, Mlp, Place, Store, Weight, Weights, format_of, is_vector};
 use crate::config::{self, Config, Family, QkNorm, RopePairs};
 use crate::moe::streamed::{ExpertMemory, Streamed};
 use crate::{DenseWeights, Error, LoadOptions};
@@ -140,7 +140,7 @@ impl<'a> Binder<'a> {
             }
         };
         let out_len = c.latents.map_or(q_len, |latents| c.heads * latents.value_len);
-        Ok(Layer {
+        let mut layer = Layer {
             attention_norm,
             q,
             k,
@@ -149,6 +149,7 @@ impl<'a> Binder<'a> {
             v_norm: family.v_norm.then(|| vec![1.0; head_len]),
             q_norm: norm_if(self, qk_norm, "attn_q_norm.weight", norm_len(q_len))?,
             k_norm: norm_if(self, qk_norm, "attn_k_norm.weight", norm_len(kv_len))?,
+            key_prior: KeyPrior::default(),
             sinks: if family.sinks { Some(self.floats(&name("attn_sinks.weight"), c.heads)?) } else { None },
             attention_out: self.matrix_with_bias(&name("attn_output"), embed, out_len, None, false)?,
             attention_post_norm: match family.ffn_norm {
@@ -163,7 +164,9 @@ impl<'a> Binder<'a> {
             },
             ffn_post_norm: norm_if(self, family.post_norms, "post_ffw_norm.weight", embed)?,
             out_scale: self.floats_if_there(&name("layer_output_scale.weight"), 1)?.map(|scale| scale[0]),
-        })
+        };
+        layer.key_prior = KeyPrior::new(&layer, heads_kv, head_len, rope_len);
+        Ok(layer)
     }
 
     /// The feed-forward layer, or the shared expert of a layer of experts.

@@ -4,12 +4,14 @@
 mod bind;
 mod cached;
 mod experts;
+mod key_prior;
 mod latents;
 mod pack;
 mod rows;
 mod shared;
 
 pub(crate) use experts::Experts;
+pub(crate) use key_prior::KeyPrior;
 pub(crate) use latents::{Keys, Latents};
 pub(crate) use pack::Packing;
 pub(crate) use shared::share;
@@ -94,6 +96,7 @@ pub(crate) struct Layer {
     pub(crate) k_norm: Option<Vec<f32>>,
     /// Ones, where values are normalized.
     pub(crate) v_norm: Option<Vec<f32>>,
+    pub(crate) key_prior: KeyPrior,
     pub(crate) sinks: Option<Vec<f32>>,
     pub(crate) attention_out: Weight,
     pub(crate) attention_post_norm: Option<Vec<f32>>,
