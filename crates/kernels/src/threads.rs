@@ -398,7 +398,9 @@ mod tests {
             }
         });
         let mut whole = data.clone();
-        pool.run_bands(&mut whole, 20, &[0..9], 20, |_, _, cell| cell.all().iter_mut().for_each(|x| *x += 1));
+        pool.run_bands(&mut whole, 20, std::slice::from_ref(&(0..9)), 20, |_, _, cell| {
+            cell.all().iter_mut().for_each(|x| *x += 1)
+        });
         assert!(whole.iter().zip(&data).all(|(a, b)| *a == b + 1));
         let bands = [Some(0), Some(1), Some(1), Some(1), None, None, Some(2), Some(2), Some(2)];
         for (i, &x) in data.iter().enumerate() {

@@ -90,13 +90,13 @@ fn relative_error(got: &[f32], want: &[f32]) -> f64 {
     (error / size).sqrt()
 }
 
-/// The largest relative error at three of four positions. At the others two experts, or two groups of them, may have changed
-/// places whose scores are as near to each other as the two computations.
-fn most_positions_error(got: &[f32], want: &[f32]) -> f64 {
+/// The largest relative error at three of four positions. At the others, where it is below `worst`, two experts, or two groups
+/// of them, may have changed places whose scores are as near to each other as the two computations.
+fn most_positions_error(got: &[f32], want: &[f32], worst: f64) -> f64 {
     let rows = got.chunks_exact(got.len() / TOKENS).zip(want.chunks_exact(want.len() / TOKENS));
     let mut errors: Vec<f64> = rows.map(|(got, want)| relative_error(got, want)).collect();
     errors.sort_by(f64::total_cmp);
-    assert!(errors[TOKENS - 1] < 0.75, "{errors:?}");
+    assert!(errors[TOKENS - 1] < worst, "{errors:?}");
     errors[TOKENS * 3 / 4]
 }
 
@@ -109,7 +109,7 @@ fn every_architecture_and_type_is_near_a_plain_f32_computation() {
             let want = Reference::open(&path).expect("a model for the reference").logits(&tokens()).concat();
             let got = logits(&load(&path), &RunnerOptions::default(), TOKENS);
             let error = match architecture.has_experts() {
-                true => most_positions_error(&got, &want),
+                true => most_positions_error(&got, &want, if architecture.has_latents() { 0.75 } else { 0.5 }),
                 false => relative_error(&got, &want),
             };
             // Float weights meet float activations, so that only the half-precision cache is left; else 8 bits.
