@@ -14,19 +14,21 @@ struct Golden {
     f32: Value,
     /// Largest median and 90th percentile of the mean absolute difference over the 20 largest logits.
     limits: (f64, f64),
+    /// Percent of perplexity that 4-bit keys and values may cost.
+    q4_0_percent_max: f64,
 }
 
 fn golden(model: PathBuf, name: &str, limits: (f64, f64)) -> Golden {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("tests/golden/f32/{name}.json"));
     let text = std::fs::read_to_string(path).expect("golden outputs");
-    Golden { model, f32: serde_json::from_str(&text).expect("golden JSON"), limits }
+    Golden { model, f32: serde_json::from_str(&text).expect("golden JSON"), limits, q4_0_percent_max: 3.0 }
 }
 
 fn smollm2() -> Golden {
     golden(test_models::smollm2(), "smollm2-135m", (0.16, 0.35))
 }
 fn gemma3() -> Golden {
-    golden(test_models::gemma3(), "gemma3-270m", (0.14, 0.32))
+    Golden { q4_0_percent_max: 4.5, ..golden(test_models::gemma3(), "gemma3-270m", (0.14, 0.32)) }
 }
 fn qwen() -> Golden {
     golden(test_models::qwen2_5_coder(), "qwen2.5-coder-0.5b", (0.06, 0.10))
@@ -103,7 +105,8 @@ fn perplexity_is_within_0_3_percent_of_f32(golden: &Golden) {
 }
 
 /// Over two contexts: quantization makes every token a little more or less likely, by chance, and of that 500 tokens alone
-/// leave 0.25 % with 8 bits and 1.4 % with 4. (With 4 bits the bar is 3 %; 5,865 tokens of other text give 2.3 % on Gemma.)
+/// leave 0.25 % with 8 bits and 1.4 % with 4. The bar is 0.3 and 3 %; with 4 bits Gemma does not meet it on this text (3.8 %; 2.3 %
+/// on 5,865 tokens of another), and is held to what it has.
 fn perplexity_with_quantized_keys_and_values_is_near_that_with_halves(golden: &Golden) {
     let text = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/text.txt");
     let mean_log = |ty: &str| {
@@ -114,7 +117,7 @@ fn perplexity_with_quantized_keys_and_values_is_near_that_with_halves(golden: &G
         (of("256") + of("512")) / 2.0
     };
     let halves = mean_log("f16");
-    for (ty, percent_max) in [("q8_0", 0.3), ("q4_0", 4.5)] {
+    for (ty, percent_max) in [("q8_0", 0.3), ("q4_0", golden.q4_0_percent_max)] {
         let percent = 100.0 * (mean_log(ty) - halves).exp_m1();
         assert!(percent != 0.0 && percent <= percent_max, "{ty}: {percent:.3} %");
     }
