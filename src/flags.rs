@@ -110,6 +110,9 @@ pub(crate) struct Run {
     /// smaller model with the same vocabulary
     #[arg(long, value_name = "HOW", default_value = "off", value_parser = guess)]
     pub speculate: Guess,
+    /// In a chat, have the kernel tell which keys and values are not used (DAMON; needs root, and nobody else may use it)
+    #[arg(long)]
+    pub observe_kv: bool,
     #[command(flatten)]
     pub sample: Sample,
     #[command(flatten)]

@@ -5,6 +5,7 @@ mod failure;
 mod flags;
 mod interrupt;
 mod kv_files;
+mod kv_watch;
 mod lanes;
 mod machine;
 mod metrics;

@@ -3,6 +3,7 @@
 //! A thread looks once a second: at PSI, at what the host or a control group lacks, at our own major faults. Looking is
 //! cheap, needs no privileges, and works where triggers do not. What is given is said on standard error.
 
+use std::path::Path;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::thread;
@@ -14,6 +15,7 @@ use residency::headroom;
 use residency::pressure::{Given, Pressure, Reading, Step};
 use serde_json::{Value, json};
 
+use crate::kv_watch::KvWatch;
 use crate::machine;
 use crate::terminal::{say, size};
 
@@ -24,17 +26,25 @@ const LOOK_EVERY: Duration = Duration::from_secs(1);
 pub(crate) trait Readings: Send {
     /// The next one, when its time has come; `None` ends the watch. `stop` disconnects when there is nothing to watch.
     fn next(&mut self, stop: &Receiver<()>) -> Option<Reading>;
+
+    /// The engine does not compute: a look at what it holds.
+    fn look(&mut self, engine: &mut Engine) {
+        let _ = engine;
+    }
 }
 
 /// What the kernel says.
 pub(crate) struct Kernel {
     reader: Reader,
     begin: Instant,
+    kv: Option<KvWatch>,
 }
 
 impl Kernel {
-    pub(crate) fn new() -> Kernel {
-        Kernel { reader: Reader::default(), begin: Instant::now() }
+    /// With `observe_kv` it is asked, too, which keys and values are not used.
+    pub(crate) fn new(observe_kv: bool) -> Kernel {
+        let kv = observe_kv.then(|| KvWatch::new(Path::new("/")));
+        Kernel { reader: Reader::default(), begin: Instant::now(), kv }
     }
 
     fn reading(&self) -> Reading {
@@ -52,6 +62,12 @@ impl Readings for Kernel {
         match stop.recv_timeout(LOOK_EVERY) {
             Err(RecvTimeoutError::Timeout) => Some(self.reading()),
             Ok(()) | Err(RecvTimeoutError::Disconnected) => None,
+        }
+    }
+
+    fn look(&mut self, engine: &mut Engine) {
+        if let Some(kv) = &mut self.kv {
+            kv.look(engine.runner());
         }
     }
 }
@@ -92,6 +108,9 @@ pub(crate) fn watched<R>(
                 asked.retain(|(_, given)| *given != Given::Busy);
                 asked.iter().for_each(|asked| say(&text_of(asked)));
                 all.extend(asked);
+                if let Ok(mut engine) = watched.0.try_lock() {
+                    readings.look(&mut engine);
+                }
             }
             all
         };
@@ -209,9 +228,9 @@ mod tests {
         gate.open();
         let mut engine = engine(&gate);
         let begin = Instant::now();
-        let (tokens, _) = watched(&mut engine, Kernel::new(), |watched| answer(&mut watched.engine()));
+        let (tokens, _) = watched(&mut engine, Kernel::new(true), |watched| answer(&mut watched.engine()));
         assert_eq!(tokens.len(), 8);
-        let reading = Kernel { reader: Reader::default(), begin }.reading();
+        let reading = Kernel { begin, ..Kernel::new(false) }.reading();
         assert!(reading.stalled_percent.is_none_or(|percent| (0.0..=100.0).contains(&percent)));
     }
 }

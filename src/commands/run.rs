@@ -63,7 +63,7 @@ fn speak(
     if chats {
         let history = settings.library.home.join("history");
         let talk = |watched: &Watched<'_>| chat::converse(watched, &speaker, &history);
-        let talked = watched(&mut opened.engine, Kernel::new(), talk).0;
+        let talked = watched(&mut opened.engine, Kernel::new(args.observe_kv), talk).0;
         warm::keep(settings, &opened.path, opened.model());
         return talked;
     }
@@ -75,7 +75,7 @@ fn speak(
     opened.engine.runner().record_steps(args.metrics.is_some());
     let (model, mut first_read_bytes) = (Arc::clone(opened.model()), None);
     let mut first = || first_read_bytes = Some(model.read_bytes());
-    let (answer, given) = watched(&mut opened.engine, Kernel::new(), |watched| {
+    let (answer, given) = watched(&mut opened.engine, Kernel::new(args.observe_kv), |watched| {
         speaker.answer(&mut watched.engine(), prompt.clone(), streams, &mut first)
     });
     let answer = answer?;

@@ -134,31 +134,9 @@ pub fn is_within(idle: &[Range<u64>], range: &Range<u64>) -> bool {
 mod tests {
     use super::*;
 
-    /// The files of one kdamond with a target of two regions and a scheme, as the kernel shows them.
     fn tree(kdamonds: &str) -> tempfile::TempDir {
         let root = tempfile::tempdir().expect("a directory");
-        let put = |file: &str, text: &str| {
-            let path = root.path().join(KDAMONDS).join(file);
-            fs::create_dir_all(path.parent().expect("below the root")).expect("a directory");
-            fs::write(path, text).expect("a file");
-        };
-        put("nr_kdamonds", kdamonds);
-        let context = ["nr_contexts", "0/operations", "0/targets/nr_targets", "0/targets/0/pid_target"];
-        let targets =
-            ["nr_regions", "0/start", "0/end", "1/start", "1/end"].map(|f| format!("0/targets/0/regions/{f}"));
-        let intervals = INTERVALS_US.map(|(f, _)| format!("0/monitoring_attrs/intervals/{f}"));
-        let regions = REGIONS.map(|(f, _)| format!("0/monitoring_attrs/nr_regions/{f}"));
-        let pattern = ["sz", "nr_accesses", "age"];
-        let pattern =
-            pattern.iter().flat_map(|w| ["min", "max"].map(|e| format!("0/schemes/0/access_pattern/{w}/{e}")));
-        let scheme = ["0/schemes/nr_schemes", "0/schemes/0/action"].map(str::to_owned);
-        let files = context.map(str::to_owned).into_iter().chain(targets).chain(intervals).chain(regions);
-        files.chain(pattern).chain(scheme).for_each(|file| put(&format!("0/contexts/{file}"), ""));
-        put("0/state", "off");
-        for (i, start, end) in [(0, 0x9000, 0xa000), (1, 0x1000, 0x3000), (2, 0x3000, 0x4000)] {
-            put(&format!("0/contexts/0/schemes/0/tried_regions/{i}/start"), &format!("{start}\n"));
-            put(&format!("0/contexts/0/schemes/0/tried_regions/{i}/end"), &format!("{end}\n"));
-        }
+        fixtures::damon::tree(root.path(), kdamonds, &[0x9000..0xa000, 0x1000..0x3000, 0x3000..0x4000]);
         root
     }
 
