@@ -14,6 +14,9 @@ pub(crate) enum Ready<'a> {
     Down(usize, Matrix<'a>),
 }
 
+/// What is done with the experts of a layer as they come.
+pub(crate) type Compute<'c> = dyn FnMut(&mut dyn Visit) -> Result<(), Error> + 'c;
+
 /// Has the experts of all layers, or gets them.
 pub(crate) trait ExpertSource: Send + Sync {
     /// Whether an expert of `layer` is in memory, or on its way there.
@@ -28,12 +31,7 @@ pub(crate) trait ExpertSource: Send + Sync {
     }
 
     /// Has `compute` use the experts `wanted` of `layer`, which ascend.
-    fn visit(
-        &self,
-        layer: usize,
-        wanted: &[Wanted],
-        compute: &mut dyn FnMut(&mut dyn Visit) -> Result<(), Error>,
-    ) -> Result<(), Error>;
+    fn visit(&self, layer: usize, wanted: &[Wanted], compute: &mut Compute<'_>) -> Result<(), Error>;
 }
 
 /// One layer's use of its experts.
@@ -55,12 +53,7 @@ struct All<'a> {
 }
 
 impl ExpertSource for Resident<'_> {
-    fn visit(
-        &self,
-        layer: usize,
-        wanted: &[Wanted],
-        compute: &mut dyn FnMut(&mut dyn Visit) -> Result<(), Error>,
-    ) -> Result<(), Error> {
+    fn visit(&self, layer: usize, wanted: &[Wanted], compute: &mut Compute<'_>) -> Result<(), Error> {
         compute(&mut All { weights: self.0, layer: &self.0.layers[layer], wanted })
     }
 }

@@ -13,7 +13,7 @@ pub(crate) use stack::Stack;
 pub use stats::ExpertStats;
 
 use super::Wanted;
-use super::source::{ExpertSource, Visit};
+use super::source::{Compute, ExpertSource};
 use crate::Error;
 use memory::lanes::{LaneOptions, Lanes, Receive, Slice};
 use memory::slots::Slots;
@@ -284,12 +284,7 @@ impl ExpertSource for Streamed {
         state.dropped += dropped;
     }
 
-    fn visit(
-        &self,
-        layer: usize,
-        wanted: &[Wanted],
-        compute: &mut dyn FnMut(&mut dyn Visit) -> Result<(), Error>,
-    ) -> Result<(), Error> {
+    fn visit(&self, layer: usize, wanted: &[Wanted], compute: &mut Compute<'_>) -> Result<(), Error> {
         let layer = self.shared.index[layer].expect("a layer with experts");
         compute(&mut visit::Streaming::begin(self, layer, wanted))
     }
