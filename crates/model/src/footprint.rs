@@ -2,7 +2,6 @@
 //! loading, counted as they are allocated.
 
 use crate::config::{Config, Experts};
-use crate::forward::layer_kv_bytes;
 use crate::kv::groups::LayerGroups;
 use crate::latents;
 use crate::moe::Choice;
@@ -62,7 +61,7 @@ impl Header {
     pub fn footprint(&self, options: &RunnerOptions, logits_rows: usize) -> Result<Footprint, Error> {
         let config = self.config()?;
         let kv_types = (options.type_k, options.type_v);
-        let layer_bytes = layer_kv_bytes(&config, kv_types);
+        let layer_bytes = config.layer_kv_bytes(kv_types);
         let groups = LayerGroups::new(&config);
         let window_layers = groups.layout.window_groups * groups.layers;
         let is_matrix = |t: &&TensorInfo| !is_vector(t);

@@ -114,27 +114,6 @@ pub(crate) fn recycled<A, B>(list: &mut Vec<A>) -> Vec<B> {
     list.into_iter().map(|_| unreachable!("an empty list")).collect()
 }
 
-/// The shape of attention in `layer`, with keys and values of `types`.
-pub(crate) fn shape(config: &Config, layer: usize, types: (KvType, KvType)) -> Shape {
-    Shape {
-        heads: config.heads,
-        heads_kv: config.layer_heads(layer).0,
-        head_len: config.layer_heads(layer).1,
-        value_len: config.latents.map_or(config.layer_heads(layer).1, |latents| latents.len),
-        shared: config.latents.is_some(),
-        scale: config.attention_scale,
-        window: if config.layer_has_window(layer) { config.window } else { None },
-        soft_cap: config.attention_cap,
-        type_k: types.0,
-        type_v: if config.latents.is_some() { types.0 } else { types.1 },
-    }
-}
-
-/// Bytes of a KV block for each layer: as many for all, so that layers of unlike shapes can take each other's place.
-pub(crate) fn layer_kv_bytes(config: &Config, types: (KvType, KvType)) -> usize {
-    (0..config.layers).map(|layer| shape(config, layer, types).block_bytes()).max().unwrap_or(0)
-}
-
 /// Where `layer`, which is of `shape`, has its bytes in a KV block.
 fn layer_part(kv: &KvStore, groups: &LayerGroups, shape: &Shape, layer: usize) -> Range<usize> {
     let start = groups.place(layer).1 * (kv.block_bytes() / groups.layers);
@@ -273,7 +252,7 @@ impl<'a> Forward<'a> {
             return self.attend_latents(index, layer, latents, runs, n);
         }
         let (c, level, s) = (self.config, self.level, &mut *self.scratch);
-        let shape = shape(c, index, self.kv_types);
+        let shape = c.shape(index, self.kv_types);
         let v = layer.v.as_ref().unwrap_or(&layer.k);
         let mut matrices = [&layer.q, &layer.k, v].map(|w| self.weights.matrix(w));
         for m in &mut matrices {

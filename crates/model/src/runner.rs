@@ -1,6 +1,6 @@
 //! A model with threads, scratch buffers and the KV cache of its sequences.
 
-use crate::forward::{Forward, Run, Scratch, layer_kv_bytes};
+use crate::forward::{Forward, Run, Scratch};
 use crate::kv::groups::LayerGroups;
 use crate::kv::{KvCache, KvKey};
 use crate::moe::replay::RouteReplay;
@@ -106,7 +106,7 @@ impl Runner {
                 &c.rope_window,
                 factors.filter(|_| !model.family.window_rope),
             ),
-            kv: KvCache::new(LayerGroups::new(c), layer_kv_bytes(c, kv_types), options.micro_batch.max(1)),
+            kv: KvCache::new(LayerGroups::new(c), c.layer_kv_bytes(kv_types), options.micro_batch.max(1)),
             key: KvKey {
                 model: model.identity(),
                 adapter: None,

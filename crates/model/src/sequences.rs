@@ -1,6 +1,5 @@
 //! The sequences of a runner: how they open, share, grow and end, and what memory they take.
 
-use crate::forward::shape;
 use crate::kv::KvKey;
 use crate::kv::spill::{Restored, Spill, Spilled};
 use crate::{Error, Row, Runner};
@@ -134,7 +133,7 @@ impl Runner {
             (0..config.layers).all(|layer| {
                 let (group, place) = self.kv.groups.place(layer);
                 // Layers that are smaller than others leave bytes unused.
-                let len = shape(config, layer, self.kv_types()).block_bytes();
+                let len = config.shape(layer, self.kv_types()).block_bytes();
                 let start = place * self.kv.layer_bytes();
                 let part = |tables: &Tables<'_>| {
                     tables.block(group, blocks - 1).map(|block| &self.kv.store.block(block)[start..start + len])

@@ -4,11 +4,10 @@ mod families;
 mod keys;
 
 use crate::Error;
-use crate::forward::layer_kv_bytes;
 use crate::moe::Routing;
 pub use families::{ExpertFamily, FAMILIES, Family, QkNorm, RopePairs};
 use gguf::Metadata;
-use kernels::attention::KV_BLOCK;
+use kernels::attention::{KV_BLOCK, KvType, Shape};
 use keys::Keys;
 
 /// The numbers of a model.
@@ -255,8 +254,30 @@ impl Config {
         self.experts.filter(|e| layer >= e.dense_layers)
     }
 
+    /// The shape of attention in `layer`, with keys and values of `types`.
+    pub(crate) fn shape(&self, layer: usize, types: (KvType, KvType)) -> Shape {
+        let (heads_kv, head_len) = self.layer_heads(layer);
+        Shape {
+            heads: self.heads,
+            heads_kv,
+            head_len,
+            value_len: self.latents.map_or(head_len, |latents| latents.len),
+            shared: self.latents.is_some(),
+            scale: self.attention_scale,
+            window: if self.layer_has_window(layer) { self.window } else { None },
+            soft_cap: self.attention_cap,
+            type_k: types.0,
+            type_v: if self.latents.is_some() { types.0 } else { types.1 },
+        }
+    }
+
+    /// Bytes of a KV block for each layer: as many for all, so that layers of unlike shapes can take each other's place.
+    pub(crate) fn layer_kv_bytes(&self, types: (KvType, KvType)) -> usize {
+        (0..self.layers).map(|layer| self.shape(layer, types).block_bytes()).max().unwrap_or(0)
+    }
+
     /// KV cache bytes of one more token, with 16-bit keys and values.
     pub fn kv_bytes_per_token(&self) -> u64 {
-        (self.layers * layer_kv_bytes(self, Default::default()) / KV_BLOCK) as u64
+        (self.layers * self.layer_kv_bytes(Default::default()) / KV_BLOCK) as u64
     }
 }
