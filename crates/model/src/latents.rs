@@ -5,11 +5,11 @@
 //! through attention in slices, which changes no result.
 
 use crate::config::{self, Config};
-use crate::forward::{Forward, KvViews, Run, grow, recycled, shape};
-use crate::weights::{Keys, Latents, Layer};
+use crate::forward::{Forward, KvViews, Run, grow, recycled};
+use crate::weights::{ByHead, Keys, Latents, Layer};
 use kernels::PANEL_ROWS;
 use kernels::activations::{Activations, Forms, Norm, Precision, Source, token_bytes};
-use kernels::attention::{self, KV_BLOCK, KvBlocks, Terms};
+use kernels::attention::{self, HEAD_LEN_MAX, KV_BLOCK, KvBlocks, Terms};
 use kernels::isa::Level;
 use kernels::matmul::{Band, Matrix, Output, Panels, matmul, matmul_bands};
 use kernels::ops;
@@ -32,8 +32,17 @@ pub(crate) struct Scratch {
     turned: Vec<f32>,
     /// Latents mixed, of a slice: `[tokens, heads * len]`.
     mixed: Vec<f32>,
-    /// Rows of a slice, head by head.
+    lists: Lists,
+}
+
+/// Lists of a slice, kept for their room.
+#[derive(Debug, Default)]
+struct Lists {
+    /// Its rows, head by head.
     rows: Vec<u32>,
+    /// How many each head has.
+    parts: Vec<usize>,
+    bands: Vec<Band<'static>>,
 }
 
 impl Scratch {
@@ -54,7 +63,7 @@ impl Forward<'_> {
         n: usize,
     ) {
         let (c, level) = (self.config, self.level);
-        let (shape, of) = (shape(c, index, self.kv_types), c.latents.expect("the layer has them"));
+        let (shape, of) = (c.shape(index, self.kv_types), c.latents.expect("the layer has them"));
         self.make_latents(layer, latents, n);
         let rope = self.rope;
         self.store(&shape, index, runs, shape.head_len, |row, position, kv| {
@@ -67,18 +76,17 @@ impl Forward<'_> {
         let views = KvViews::of(&mut s.views, self.kv, self.groups, &shape, index, runs);
         let (query_len, turned_len) = (of.nope_len + c.rope_len, c.heads * shape.head_len);
         let attended = grow(&mut s.attended, n * c.heads * of.value_len);
-        let Scratch { queries, by_head, turned, mixed, rows, .. } = &mut s.latents;
+        let Scratch { queries, by_head, turned, mixed, lists, .. } = &mut s.latents;
         for first in (0..n).step_by(SLICE_TOKENS) {
             let slice = first..n.min(first + SLICE_TOKENS);
             let m = slice.len();
-            rows.clear();
-            rows.extend((0..c.heads).flat_map(|head| (0..m).map(move |t| (t * c.heads + head) as u32)));
+            lists.begin(c.heads, m);
 
             let queries = &queries[slice.start * c.heads * query_len..slice.end * c.heads * query_len];
             let nope = Source { x: queries, stride: query_len, cols: of.nope_len, norm: None };
             match latents.keys(weights) {
-                Keys::Turned(keys) => by_heads(self.pool, level, keys, &nope, rows, &mut s.acts, by_head),
-                Keys::Plain(keys) => by_columns(self.pool, level, &keys, &nope, m, by_head),
+                Keys::Turned(keys) => by_heads(self.pool, level, keys, &nope, lists, &mut s.acts, by_head),
+                Keys::Plain(keys) => by_columns(self.pool, level, keys, &nope, m, by_head),
             }
             let (from, turned) = (&*by_head, grow(turned, m * turned_len));
             self.pool.run_chunks(turned, shape.head_len, |i, q| {
@@ -106,7 +114,7 @@ impl Forward<'_> {
             s.attended_runs = recycled(&mut parts);
 
             let mixes = Source { x: mixed, stride: of.len, cols: of.len, norm: None };
-            by_heads(self.pool, level, latents.values(weights), &mixes, rows, &mut s.acts, by_head);
+            by_heads(self.pool, level, latents.values(weights), &mixes, lists, &mut s.acts, by_head);
             let (from, row_len) = (&*by_head, c.heads * of.value_len);
             let to = &mut attended[slice.start * row_len..slice.end * row_len];
             self.pool.run_chunks(to, row_len, |t, row| {
@@ -167,25 +175,39 @@ pub(crate) fn weights(c: &Config, of: &config::Latents) -> u64 {
     (queries + embed * c.head_len + c.heads * of.len * (of.nope_len + of.value_len)) as u64
 }
 
-/// The products of each head's matrix with its rows of `source`, which `rows` has head by head: `[heads, tokens, outputs]`. In
-/// double precision, as all that becomes keys and values.
-fn by_heads<'a>(
+impl Lists {
+    /// Those of a slice of `tokens`.
+    fn begin(&mut self, heads: usize, tokens: usize) {
+        self.rows.clear();
+        self.rows.extend((0..heads).flat_map(|head| (0..tokens).map(move |t| (t * heads + head) as u32)));
+        self.parts.clear();
+        self.parts.resize(heads, tokens);
+    }
+}
+
+/// The products of each head's matrix with its rows of `source`: `[heads, tokens, outputs]`. In double precision, as all that
+/// becomes keys and values.
+fn by_heads(
     pool: &mut Pool,
     level: Level,
-    mut matrices: Vec<Matrix<'a>>,
+    matrices: ByHead<'_>,
     source: &Source<'_>,
-    rows: &[u32],
+    lists: &mut Lists,
     acts: &mut Activations,
     out: &mut Vec<f32>,
 ) {
-    let (heads, tokens) = (matrices.len(), rows.len() / matrices.len());
-    let (row_len, precision) = (matrices[0].padded_rows(), Precision::Double);
-    matrices.iter_mut().for_each(|matrix| matrix.precision = precision);
-    let band = |(part, matrix)| Band { matrix, part, rows: part * tokens..(part + 1) * tokens };
-    let bands: Vec<Band<'_>> = matrices.into_iter().enumerate().map(band).collect();
-    let forms = Forms::of([bands[0].matrix.format]);
-    acts.gather(pool, level, source, rows, &vec![tokens; heads], forms, precision);
+    let Lists { rows, parts, bands: room } = lists;
+    let (precision, mut first, mut bands) = (Precision::Double, 0, recycled(room));
+    bands.extend(parts.iter().enumerate().map(|(part, &tokens)| {
+        let rows = first..first + tokens;
+        first = rows.end;
+        Band { matrix: Matrix { precision, ..matrices.of(part) }, part, rows }
+    }));
+    let Matrix { format, .. } = bands[0].matrix;
+    let row_len = bands[0].matrix.padded_rows();
+    acts.gather(pool, level, source, rows, parts, Forms::of([format]), precision);
     matmul_bands(pool, level, &bands, acts, grow(out, rows.len() * row_len));
+    *room = recycled(&mut bands);
 }
 
 /// The products of the columns of each head's matrix with the head's rows of `source`, which has all heads of a token side by
@@ -193,19 +215,21 @@ fn by_heads<'a>(
 fn by_columns(
     pool: &mut Pool,
     level: Level,
-    matrices: &[Matrix<'_>],
+    matrices: ByHead<'_>,
     source: &Source<'_>,
     tokens: usize,
     out: &mut Vec<f32>,
 ) {
-    let (heads, cols, format) = (matrices.len(), matrices[0].cols, matrices[0].format);
+    let (heads, Matrix { cols, format, .. }) = (matrices.heads, matrices.of(0));
     let panel_bytes = PANEL_ROWS * format.row_bytes(cols).expect("whole blocks");
     let out = grow(out, heads * tokens * cols);
     pool.run_chunks(out, tokens * cols, |head, out| {
         out.fill(0.0);
-        let (mut room, mut weights) = (Vec::new(), vec![0.0; cols]);
-        for panel in 0..matrices[head].rows / PANEL_ROWS {
-            let bytes = match matrices[head].panels {
+        // The room is for weights that stay in the page cache; others need none.
+        let (matrix, mut room, mut weights) = (matrices.of(head), Vec::new(), [0.0; HEAD_LEN_MAX]);
+        let weights = &mut weights[..cols];
+        for panel in 0..matrix.rows / PANEL_ROWS {
+            let bytes = match matrix.panels {
                 Panels::Packed(bytes) => &bytes[panel * panel_bytes..][..panel_bytes],
                 Panels::Made { by, first } => {
                     room.resize(panel_bytes, 0);
@@ -214,10 +238,10 @@ fn by_columns(
                 }
             };
             for lane in 0..PANEL_ROWS {
-                format.unpack_row(level, bytes, lane, &mut weights);
+                format.unpack_row(level, bytes, lane, weights);
                 for (t, out) in out.chunks_exact_mut(cols).enumerate() {
                     let x = source.x[(t * heads + head) * source.stride + panel * PANEL_ROWS + lane];
-                    ops::add_scaled(level, out, &weights, x);
+                    ops::add_scaled(level, out, weights, x);
                 }
             }
         }

@@ -26,7 +26,8 @@ fn of_a_step(spec: &TinySpec) -> u64 {
 
 #[test]
 fn a_step_of_many_layers_allocates_no_more_than_one_of_few() {
-    for architecture in [Architecture::Llama, Architecture::Gemma3, Architecture::Qwen3Moe] {
+    use Architecture::*;
+    for architecture in [Llama, Gemma3, Qwen3Moe, DeepSeek2, DeepSeek2Joined] {
         let spec = TinySpec::new(architecture, TensorType::Q4_K);
         // Every sixth layer of Gemma 3 sees everything.
         let few = of_a_step(&TinySpec { layers: 6, ..spec.clone() });

@@ -39,9 +39,25 @@ enum Up {
 /// What makes of each head's query what meets a latent.
 pub(crate) enum Keys<'a> {
     /// Kᵀ of each head.
-    Turned(Vec<Matrix<'a>>),
+    Turned(ByHead<'a>),
     /// K of each head.
-    Plain(Vec<Matrix<'a>>),
+    Plain(ByHead<'a>),
+}
+
+/// A matrix of each head: as many rows of a tall one, all at the same place among the head's rows.
+#[derive(Clone, Copy)]
+pub(crate) struct ByHead<'a> {
+    tall: Matrix<'a>,
+    pub(crate) heads: usize,
+    /// First row and the row behind the last.
+    rows: (usize, usize),
+}
+
+impl<'a> ByHead<'a> {
+    pub(crate) fn of(&self, head: usize) -> Matrix<'a> {
+        let first = head * (self.tall.rows / self.heads);
+        self.tall.part(first + self.rows.0..first + self.rows.1)
+    }
 }
 
 impl Latents {
@@ -62,24 +78,23 @@ impl Latents {
     /// What makes of each head's query what meets a latent.
     pub(crate) fn keys<'a>(&'a self, weights: &'a Weights) -> Keys<'a> {
         match &self.up {
-            Up::Apart(keys, _) => Keys::Turned(self.of_heads(weights.matrix(keys), 0..keys.rows / self.heads)),
-            Up::Joined(both) => Keys::Plain(self.of_heads(weights.matrix(both), 0..self.nope_len)),
+            Up::Apart(keys, _) => Keys::Turned(self.by_head(weights.matrix(keys), 0..keys.rows / self.heads)),
+            Up::Joined(both) => Keys::Plain(self.by_head(weights.matrix(both), 0..self.nope_len)),
         }
     }
 
     /// What makes each head's output.
-    pub(crate) fn values<'a>(&'a self, weights: &'a Weights) -> Vec<Matrix<'a>> {
+    pub(crate) fn values<'a>(&'a self, weights: &'a Weights) -> ByHead<'a> {
         let (weight, first) = match &self.up {
             Up::Apart(_, values) => (values, 0),
             Up::Joined(both) => (both, self.nope_len),
         };
-        self.of_heads(weights.matrix(weight), first..weight.rows / self.heads)
+        self.by_head(weights.matrix(weight), first..weight.rows / self.heads)
     }
 
     /// Of each head's rows these.
-    fn of_heads<'a>(&self, all: Matrix<'a>, rows: Range<usize>) -> Vec<Matrix<'a>> {
-        let stride = all.rows / self.heads;
-        (0..self.heads).map(|head| all.part(head * stride + rows.start..head * stride + rows.end)).collect()
+    fn by_head<'a>(&self, tall: Matrix<'a>, rows: Range<usize>) -> ByHead<'a> {
+        ByHead { tall, heads: self.heads, rows: (rows.start, rows.end) }
     }
 }
 

@@ -12,7 +12,7 @@ mod shared;
 
 pub(crate) use experts::Experts;
 pub(crate) use key_prior::KeyPrior;
-pub(crate) use latents::{Keys, Latents};
+pub(crate) use latents::{ByHead, Keys, Latents};
 pub(crate) use pack::Packing;
 pub(crate) use shared::share;
 
