@@ -44,15 +44,26 @@ impl KeyPrior {
             let factor = heads.factor(queries, |kv| heads.squares(k, kv..kv + 1));
             return KeyPrior { factor: Some(factor), ..KeyPrior::default() };
         }
-        let (Some(q), Some(k)) = (&layer.q.bias, &layer.k.bias) else { return KeyPrior::default() };
+        let Some(k) = &layer.k.bias else { return KeyPrior::default() };
+        KeyPrior::of_biases(&heads, layer.q.bias.as_deref(), k)
+    }
+
+    /// Of biases of queries, if they have any, and of keys.
+    fn of_biases(heads: &Heads, q: Option<&[f32]>, k: &[f32]) -> KeyPrior {
+        let head_len = heads.head_len;
         let rms = |head: &[f32]| (head.iter().map(|b| b * b).sum::<f32>() / head_len as f32).sqrt();
-        let bias = k.chunks_exact(head_len).any(|head| rms(head) >= BIAS_RMS_MIN).then(|| k.clone());
-        let factor = heads.factor(
-            |kv| with_input(heads.queries(q, kv)),
-            |kv| if bias.is_some() { vec![1.0; head_len] } else { with_input(heads.squares(k, kv..kv + 1)) },
-        );
-        let scaled_bias = bias.as_ref().map(|bias| bias.iter().zip(&factor).map(|(b, f)| b * f).collect());
-        KeyPrior { bias, factor: Some(factor), scaled_bias }
+        let bias = k.chunks_exact(head_len).any(|head| rms(head) >= BIAS_RMS_MIN).then(|| k.to_vec());
+        let keys = |kv| match bias {
+            Some(_) => vec![1.0; head_len],
+            None => with_input(heads.squares(k, kv..kv + 1)),
+        };
+        // Without a bias nothing is known of queries.
+        let factor = q.map(|q| heads.factor(|kv| with_input(heads.queries(q, kv)), keys));
+        let mut scaled_bias = bias.clone();
+        if let (Some(bias), Some(factor)) = (&mut scaled_bias, &factor) {
+            bias.iter_mut().zip(factor).for_each(|(b, f)| *b *= f);
+        }
+        KeyPrior { bias, factor, scaled_bias }
     }
 
     /// Takes its constants out of a token's queries and keys, which are not rotated yet.
@@ -117,4 +128,29 @@ fn with_input(mut squares: Vec<f32>) -> Vec<f32> {
     let median = sorted[sorted.len() / 2];
     squares.iter_mut().for_each(|square| *square += median);
     squares
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_large_bias_is_taken_out_of_keys_and_known_as_queries_meet_it() {
+        let (heads, k_bias) = (Heads { heads: 2, heads_kv: 1, head_len: 4, pairs: 2 }, [3.0, -8.0, 5.0, 0.5]);
+        let q_bias = [1.0, 2.0, 3.0, 4.0, 0.5, 0.25, -1.0, 2.0];
+        for q_bias in [None, Some(&q_bias[..])] {
+            let prior = KeyPrior::of_biases(&heads, q_bias, &k_bias);
+            let (mut q, mut k) = ([1.0; 8], [4.0, -8.0, 5.0, 1.5]);
+            prior.apply(&mut q, &mut k, 4);
+            let bias = prior.key_bias().expect("a large one");
+            let whole: Vec<f32> = k.iter().zip(bias).map(|(k, b)| k + b).collect();
+            for q in q.chunks_exact(4) {
+                let score: f32 = q.iter().zip(&whole).map(|(q, k)| q * k).sum();
+                assert!((score - 2.5).abs() < 1e-5, "{score} with {q_bias:?}");
+            }
+            assert!(k.iter().zip([1.0, 0.0, 0.0, 1.0]).all(|(k, left)| (*k == 0.0) == (left == 0.0)), "{k:?}");
+            assert_eq!(prior.factor.is_some(), q_bias.is_some());
+        }
+        assert!(KeyPrior::of_biases(&heads, None, &[0.5; 4]).key_bias().is_none(), "a small one stays");
+    }
 }
