@@ -3,7 +3,6 @@
 use std::thread;
 
 use memory::pressure::Reader;
-use model::LaneOptions;
 use residency::headroom::{self, Budget, Group, Host};
 
 use crate::values::Memory;
@@ -48,14 +47,12 @@ pub(crate) struct Place {
     pub host: Option<Host>,
     /// What the process had before it read the model's header.
     pub base_bytes: u64,
-    /// How experts are read there.
-    pub lanes: LaneOptions,
 }
 
 impl Place {
     /// This machine, as it is now.
     pub(crate) fn here() -> Place {
-        Place { host: host(), base_bytes: rss_bytes().unwrap_or(0), lanes: LaneOptions::default() }
+        Place { host: host(), base_bytes: rss_bytes().unwrap_or(0) }
     }
 }
 

@@ -104,7 +104,12 @@ pub(crate) fn open(settings: &Settings, name: &str, compute: &Compute, need: Nee
     let here = Place::here();
     let read = ReadOptions { direct: !compute.weights.no_direct_io };
     let header = Header::open(&path, read).map_err(|e| Failure::at(&place, e))?;
-    let planned = plan(&header, &path, settings, compute, need, here).map_err(|e| Failure::at(&place, e))?;
+    let lanes = |slice_bytes| {
+        let find = || lanes::find(&settings.library.home, &path, slice_bytes);
+        lanes::choose(compute.weights.experts.io_threads, find)
+    };
+    let planned = plan_for(&header, &options, compute.budget.memory, need, &here, &compute.weights, lanes)
+        .map_err(|e| Failure::at(&place, e))?;
     planned.check(compute).map_err(|failure| failure.about(&place))?;
 
     let label = label(name, &path);
@@ -133,27 +138,6 @@ pub(crate) fn open(settings: &Settings, name: &str, compute: &Compute, need: Nee
         load_ms: begin.elapsed().as_secs_f64() * 1e3,
         _process: [process],
     })
-}
-
-/// Plans the run; where experts are to be streamed, in the way that the drive likes best.
-fn plan(
-    header: &Header,
-    path: &Path,
-    settings: &Settings,
-    compute: &Compute,
-    need: Need,
-    mut here: Place,
-) -> Result<Planned, model::Error> {
-    let options = runner_options(compute, settings);
-    let plan = |here: &Place| plan_for(header, &options, compute.budget.memory, need, here, &compute.weights);
-    let planned = plan(&here)?;
-    if planned.experts == ExpertMemory::Resident || planned.plan.mode == Mode::Refused {
-        return Ok(planned);
-    }
-    let slice_bytes = planned.footprint.expert_slice_bytes;
-    here.lanes =
-        lanes::choose(compute.weights.experts.io_threads, || lanes::find(&settings.library.home, path, slice_bytes));
-    plan(&here)
 }
 
 /// Loads the model after everything that it will hold was granted, but for keys and values, which are as they come. Unless

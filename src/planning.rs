@@ -78,7 +78,8 @@ pub(crate) fn runner_options(compute: &Compute, settings: &Settings) -> RunnerOp
     }
 }
 
-/// Plans a run of the model at `place`; `weights` says how its weights are held.
+/// Plans a run of the model at `place`; `weights` says how its weights are held. `lanes`, asked only if experts are to be
+/// streamed, tells how slices of so many bytes are read.
 pub(crate) fn plan_for(
     header: &Header,
     options: &RunnerOptions,
@@ -86,6 +87,7 @@ pub(crate) fn plan_for(
     need: Need,
     place: &Place,
     weights: &Weights,
+    lanes: impl FnOnce(u64) -> LaneOptions,
 ) -> Result<Planned, model::Error> {
     // A batch is never larger than the context.
     let rows = need.context.map_or(options.micro_batch, |c| options.micro_batch.min(c.max(1)));
@@ -124,8 +126,10 @@ pub(crate) fn plan_for(
         CacheSize::Bytes(bytes) => bytes < footprint.bank.slots_all() * footprint.bank.slot_bytes,
         CacheSize::Auto => all.mode == Mode::Refused,
     };
-    let (plan, experts) =
-        if streams { stream(&demand, &ask, &footprint, weights, place.lanes) } else { (all, ExpertMemory::Resident) };
+    let (plan, experts) = match streams {
+        true => stream(&demand, &ask, &footprint, weights, lanes(footprint.expert_slice_bytes)),
+        false => (all, ExpertMemory::Resident),
+    };
     Ok(Planned { footprint, lazy: need.lazy, plan, budget_bytes, experts, auto })
 }
 

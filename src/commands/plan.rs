@@ -36,10 +36,11 @@ pub(crate) fn execute(args: &Plan, settings: &Settings) -> Result<(), Failure> {
     let context = Some(args.sessions.context).filter(|&c| c > 0);
     let need = Need { context, sessions: args.sessions.parallel, logits_rows: 1, lazy: true };
     let memory = args.compute.budget.memory;
-    let slice_bytes = header.footprint(&options, 1).map_err(fail)?.expert_slice_bytes;
-    let known = || path.as_deref().and_then(|path| lanes::known(&settings.library.home, path, slice_bytes));
-    target.lanes = lanes::choose(args.compute.weights.experts.io_threads, known);
-    let planned = plan_for(&header, &options, memory, need, &target, &args.compute.weights).map_err(fail)?;
+    let lanes = |slice_bytes| {
+        let known = || path.as_deref().and_then(|path| lanes::known(&settings.library.home, path, slice_bytes));
+        lanes::choose(args.compute.weights.experts.io_threads, known)
+    };
+    let planned = plan_for(&header, &options, memory, need, &target, &args.compute.weights, lanes).map_err(fail)?;
 
     let room = here.map_or(0, |host| headroom::budget(&host).bytes);
     let probe = path.as_deref().and_then(|path| storage::probe(path).ok());
