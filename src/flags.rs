@@ -482,6 +482,9 @@ pub(crate) struct Bench {
     /// that it shares) and group (with whom)
     #[arg(long, value_name = "FILE")]
     pub arrivals: Option<PathBuf>,
+    /// With --sessions or --arrivals, have the kernel tell which keys and values are not used, as in a chat of `run`
+    #[arg(long)]
+    pub observe_kv: bool,
     /// Generate with the experts that a recorded trace (route_trace v1) tells, and nothing else
     #[arg(long, value_name = "FILE")]
     pub route_trace: Option<PathBuf>,

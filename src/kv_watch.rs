@@ -17,50 +17,63 @@ pub(crate) struct KvWatch {
     root: PathBuf,
     ranges: Vec<Range<u64>>,
     observer: Option<Observer>,
-    /// It failed once: it is not tried again.
+    /// Parts of conversations that it told of.
+    told: usize,
+    /// It failed once, which was said: it is not tried again.
     failed: bool,
 }
 
 impl KvWatch {
-    /// Of the machine whose files are at `root`; says so if it has nothing to watch with.
+    /// Of the machine whose files are at `root`.
     pub(crate) fn new(root: &Path) -> KvWatch {
-        let why = match State::read(root) {
-            State::Free => None,
-            State::Absent => Some("this kernel does not show DAMON to this user"),
-            State::InUse(_) => Some("somebody else uses DAMON"),
-        };
-        if let Some(why) = why {
-            say(&format!("--observe-kv: {why}; our own clock alone tells what is idle"));
-        }
-        KvWatch { root: root.to_owned(), ranges: Vec::new(), observer: None, failed: why.is_some() }
+        KvWatch { root: root.to_owned(), ranges: Vec::new(), observer: None, told: 0, failed: false }
     }
 
-    /// Tells the runner what the kernel saw no use of; how many parts of conversations that is.
+    /// Tells the runner what the kernel saw no use of; how many parts of conversations that is. Where that cannot be seen it
+    /// is said once, when there is something to see.
     pub(crate) fn look(&mut self, runner: &mut Runner) -> usize {
         if self.failed {
             return 0;
         }
-        self.try_look(runner).unwrap_or_else(|error| {
+        let told = self.try_look(runner).unwrap_or_else(|why| {
             (self.failed, self.observer) = (true, None);
-            say(&format!("--observe-kv: {error}; our own clock alone tells what is idle from now on"));
+            say(&format!("--observe-kv: {why}; our own clock alone tells what is idle"));
             0
-        })
+        });
+        self.told += told;
+        told
     }
 
-    fn try_look(&mut self, runner: &mut Runner) -> Result<usize, memory::Error> {
+    /// How many parts of conversations it told of, if it could see them all the time.
+    pub(crate) fn told(&self) -> Option<usize> {
+        self.observer.as_ref().map(|_| self.told)
+    }
+
+    fn try_look(&mut self, runner: &mut Runner) -> Result<usize, String> {
         let ranges = runner.kv_ranges();
         if ranges != self.ranges {
             // Memory came or went: what is watched begins anew, and so do its ages. The one before must be gone first.
             self.observer = None;
             if !ranges.is_empty() {
-                self.observer = Observer::start(&self.root, std::process::id(), &ranges, IDLE_MS)?;
+                self.observer = Some(self.observe(&ranges)?);
             }
             self.ranges = ranges;
             return Ok(0);
         }
         let Some(observer) = &self.observer else { return Ok(0) };
-        let idle = observer.idle()?;
+        let idle = observer.idle().map_err(|error| error.to_string())?;
         Ok(runner.kv_observe(&|block| is_within(&idle, block)))
+    }
+
+    fn observe(&self, ranges: &[Range<u64>]) -> Result<Observer, String> {
+        match Observer::start(&self.root, std::process::id(), ranges, IDLE_MS) {
+            Ok(Some(observer)) => Ok(observer),
+            Ok(None) if State::read(&self.root) == State::Absent => {
+                Err("this kernel does not show DAMON to this user".to_owned())
+            }
+            Ok(None) => Err("somebody else uses DAMON".to_owned()),
+            Err(error) => Err(error.to_string()),
+        }
     }
 }
 
@@ -98,9 +111,11 @@ mod tests {
         let mut watch = KvWatch::new(dir.path());
         assert_eq!(watch.look(engine.runner()), 0, "the watch has just begun");
         assert_eq!(text("0/contexts/0/targets/0/regions/0/start"), ranges[0].start.to_string());
-        assert!(watch.look(engine.runner()) > 0);
+        let idle = watch.look(engine.runner());
+        assert!(idle > 0 && watch.told() == Some(idle));
         fs::remove_dir_all(kdamonds.join("0/contexts/0/schemes/0/tried_regions")).unwrap();
         assert_eq!(watch.look(engine.runner()), 0, "a kernel that fails is not asked again");
+        assert_eq!(watch.told(), None);
         assert_eq!((text("0/state"), text("nr_kdamonds")), ("off".to_owned(), "0".to_owned()));
         assert!(watch.failed);
     }
@@ -109,7 +124,9 @@ mod tests {
     fn a_machine_without_it_or_whose_is_in_use_is_left_alone() {
         let dir = tempfile::tempdir().unwrap();
         let mut engine = engine(dir.path());
-        assert_eq!(KvWatch::new(dir.path()).look(engine.runner()), 0);
+        let mut watch = KvWatch::new(dir.path());
+        assert!(!watch.failed, "nothing is said before there is something to see");
+        assert_eq!((watch.look(engine.runner()), watch.failed), (0, true));
         fixtures::damon::tree(dir.path(), "1\n", std::slice::from_ref(&(0..u64::MAX)));
         let mut watch = KvWatch::new(dir.path());
         assert_eq!((watch.look(engine.runner()), watch.look(engine.runner())), (0, 0));

@@ -20,7 +20,7 @@ use crate::machine;
 use crate::terminal::{say, size};
 
 /// Time between two looks: a tenth of the time that PSI is an average of.
-const LOOK_EVERY: Duration = Duration::from_secs(1);
+pub(crate) const LOOK_EVERY: Duration = Duration::from_secs(1);
 
 /// Where readings come from.
 pub(crate) trait Readings: Send {

@@ -1,6 +1,7 @@
 //! Many sessions on one engine: times to the first token and between tokens, what was found in the cache, memory.
 
 use std::collections::HashMap;
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use engine::{Class, Ended, Engine, Progress as Step, Request, RequestId, Sampling, Submission};
@@ -10,8 +11,10 @@ use super::arrivals::{Arrival, Trace, When};
 use crate::failure::Failure;
 use crate::flags::{Bench, Settings};
 use crate::interrupt::Stoppable;
+use crate::kv_watch::KvWatch;
 use crate::open::{Opened, open};
 use crate::planning::Need;
+use crate::relief::LOOK_EVERY;
 use crate::terminal::{Progress, print, print_json, size};
 
 /// What became of a session.
@@ -37,6 +40,8 @@ struct Totals {
     /// Sums over the steps: positions in blocks of running sessions, and those of them that hold a token.
     positions: usize,
     used: usize,
+    /// Parts of conversations that the kernel saw no use of, where it was asked and could tell.
+    kv_seen_idle: Option<usize>,
 }
 
 pub(super) fn execute(args: &Bench, settings: &Settings, trace: &Trace) -> Result<(), Failure> {
@@ -47,7 +52,7 @@ pub(super) fn execute(args: &Bench, settings: &Settings, trace: &Trace) -> Resul
     opened.say_mode("");
     opened.engine.set_limits(running, trace.0.len());
     let progress = Progress::counting("sessions", "sessions");
-    let result = replay(&mut opened.engine, trace, &progress);
+    let result = replay(&mut opened.engine, trace, args.observe_kv, &progress);
     progress.clear();
     let (outcomes, totals) = result?;
     let report = report(&mut opened, &outcomes, &totals);
@@ -55,13 +60,19 @@ pub(super) fn execute(args: &Bench, settings: &Settings, trace: &Trace) -> Resul
 }
 
 /// Submits the sessions of `trace` as they come, and steps until all have ended.
-fn replay(engine: &mut Engine, trace: &Trace, progress: &Progress) -> Result<(Vec<Outcome>, Totals), Failure> {
+fn replay(
+    engine: &mut Engine,
+    trace: &Trace,
+    observe_kv: bool,
+    progress: &Progress,
+) -> Result<(Vec<Outcome>, Totals), Failure> {
     let vocab_len = engine.model().config.vocab_len;
     let stoppable = Stoppable::begin();
     let begin = Instant::now();
     let mut outcomes: Vec<Outcome> = Vec::new();
     let mut ids: HashMap<RequestId, usize> = HashMap::new();
     let (mut totals, mut done) = (Totals::default(), 0);
+    let (mut watch, mut looked) = (observe_kv.then(|| KvWatch::new(Path::new("/"))), begin);
     while done < trace.0.len() {
         while let Some(arrival) = trace.0.get(outcomes.len()) {
             let Some(came) = has_come(arrival, begin, outcomes.last()) else { break };
@@ -98,6 +109,10 @@ fn replay(engine: &mut Engine, trace: &Trace, progress: &Progress) -> Result<(Ve
             std::thread::sleep(Duration::from_millis(1));
         }
         totals.count(engine);
+        if let Some(watch) = watch.as_mut().filter(|_| looked.elapsed() >= LOOK_EVERY) {
+            watch.look(engine.runner());
+            looked = Instant::now();
+        }
         for Ended { id, result } in engine.take_ended() {
             let Some(&i) = ids.get(&id) else { continue };
             match result {
@@ -113,6 +128,7 @@ fn replay(engine: &mut Engine, trace: &Trace, progress: &Progress) -> Result<(Ve
         }
     }
     totals.seconds = begin.elapsed().as_secs_f64();
+    totals.kv_seen_idle = watch.and_then(|watch| watch.told());
     Ok((outcomes, totals))
 }
 
@@ -228,6 +244,7 @@ fn report(opened: &mut Opened, outcomes: &[Outcome], totals: &Totals) -> Value {
         "kv_blocks_peak": blocks_peak,
         "kv_bytes_peak": blocks_peak * block_bytes,
         "kv_mapped_bytes_peak": totals.kv_mapped_bytes_peak,
+        "kv_seen_idle": totals.kv_seen_idle,
         // Of the positions in blocks of running sessions, those without a token.
         "waste": share(totals.positions - totals.used, totals.positions),
     })
