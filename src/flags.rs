@@ -9,11 +9,11 @@ use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand, ValueEnum};
 use engine::{Overflow, Sampling};
 use kernels::isa::Isa;
 use model::{Backing, Choice, DenseWeights, KvType};
-use residency::experts::{CacheAsk, CacheSize};
+use residency::experts::{CacheAsk, CacheSize, GuessWhen};
 
 use crate::values::{
-    Counts, Guess, Memory, Tokens, at_least_one, bytes, cache_size, counts, counts_from_one, guess, memory,
-    not_negative, positive, share, tokens,
+    Counts, Guess, Memory, Tokens, at_least_one, bytes, cache_size, counts, counts_from_one, guess, guess_experts,
+    memory, not_negative, positive, share, tokens,
 };
 
 /// Runs GGUF language models on machines too small for them.
@@ -247,6 +247,9 @@ pub(crate) struct Experts {
     /// Lossy: skip an expert that is not in memory if it weighs less than F of an equal part of the token's experts (0 to 1)
     #[arg(long, value_name = "F", value_parser = share)]
     pub drop_cold_experts: Option<f32>,
+    /// Whether to read experts before it is known that they are wanted: auto (where that gains time), always, off
+    #[arg(long, value_name = "WHEN", default_value = "auto", value_parser = guess_experts)]
+    pub guess_experts: GuessWhen,
     /// Threads that read experts; default: what the drive gave most with when it was first tried
     #[arg(long, value_name = "N", value_parser = at_least_one)]
     pub io_threads: Option<usize>,

@@ -59,6 +59,7 @@ pub(crate) fn load_options(compute: &Compute, experts: ExpertMemory) -> LoadOpti
     LoadOptions {
         experts,
         experts_used: compute.weights.experts.n_expert_used,
+        guess_experts: compute.weights.experts.guess_experts,
         backing: compute.weights.backing,
         dense_weights: compute.weights.dense_weights,
         direct_io: !compute.weights.no_direct_io,

@@ -1,6 +1,6 @@
 //! Values of flags: what they look like and what is allowed.
 
-use residency::experts::CacheSize;
+use residency::experts::{CacheSize, GuessWhen};
 
 /// Token ids from the command line.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -61,6 +61,16 @@ pub(crate) fn bytes(text: &str) -> Result<u64, String> {
         Ok(bytes as u64)
     } else {
         Err(format!("{text:?} is out of range"))
+    }
+}
+
+/// `auto`, `always` or `off`.
+pub(crate) fn guess_experts(text: &str) -> Result<GuessWhen, String> {
+    match text {
+        "auto" => Ok(GuessWhen::Auto),
+        "always" => Ok(GuessWhen::Always),
+        "off" => Ok(GuessWhen::Off),
+        _ => Err(format!("{text:?} is none of auto, always, off")),
     }
 }
 

@@ -34,7 +34,11 @@ fn an_answer_is_the_same_with_few_experts_in_memory_and_its_metrics_tell_what_th
     assert_eq!(want["mode"], "resident");
     assert_eq!(want["lossy"], serde_json::json!([]));
     for cache in ["0", "2"] {
-        let ended = answer(home.path(), &model, &["--cache-mb", cache, "--metrics", &file, "--io-threads", "1"]);
+        let ended = answer(
+            home.path(),
+            &model,
+            &["--cache-mb", cache, "--metrics", &file, "--io-threads", "1", "--guess-experts", "always"],
+        );
         assert!(ended.stderr.contains("of 256 experts"), "{}", ended.stderr);
         let got = ended.json();
         assert_eq!((&got["tokens"], &got["mode"]), (&want["tokens"], &Value::from("streamed")));
@@ -50,6 +54,7 @@ fn an_answer_is_the_same_with_few_experts_in_memory_and_its_metrics_tell_what_th
         }
         let number = |key: &str| summary[key].as_f64().unwrap_or_else(|| panic!("{key} in {summary}"));
         assert!(number("misses") > 0.0 && number("evictions") > 0.0 && number("expert_read_bytes") > 0.0);
+        assert!(number("guessed") > number("guessed_right") && number("guessed_wrong_bytes") > 0.0, "{summary}");
         assert!(number("experts_routed") >= 4.0 * 24.0 && number("experts_dropped") == 0.0);
         assert!(number("token_demand_MiB") > number("layer_demand_MiB") && number("cache_budget_MiB") > 0.0);
         assert!(number("wall_ms") > 0.0 && number("compute_ms") > 0.0);

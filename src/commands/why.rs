@@ -57,6 +57,15 @@ fn story(config: &Value, summary: &Value) -> String {
             text += &format!(" {again:.0} of {misses:.0} had been in memory before and had made room.");
         }
     }
+    let (guessed, right) = (number(summary, "guessed"), number(summary, "guessed_right"));
+    if guessed > 0.0 {
+        text += &format!(
+            " {guessed:.0} experts were read on a guess while their layer's attention was computed: {:.0} % were wanted, \
+             {:.0} MB were read in vain.",
+            100.0 * right / guessed,
+            number(summary, "guessed_wrong_bytes") / 1e6,
+        );
+    }
     let faults = number(summary, "major_faults");
     if faults > 0.0 {
         text += &format!(" The system read {faults:.0} pages on its own (major faults).");
@@ -139,5 +148,10 @@ mod tests {
         assert!(advice(&config, &with("processor_wait_ms", 700.0)).contains("fewer threads"));
         assert!(story(&config, &with("throttled_ms", 30.0)).contains("quota has been used up for 30 ms"));
         assert!(story(&config, &with("rereads", 7.0)).contains("7 of 0 had been"));
+        assert!(!story(&config, &with("guessed", 0.0)).contains("guess"));
+        let mut guessed = with("guessed", 40.0);
+        (guessed["guessed_right"], guessed["guessed_wrong_bytes"]) = (json!(30), json!(12e6));
+        let told = story(&config, &guessed);
+        assert!(told.contains("40 experts") && told.contains("75 % were wanted, 12 MB"), "{told}");
     }
 }

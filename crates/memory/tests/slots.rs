@@ -171,7 +171,7 @@ fn what_someone_waits_for_overtakes_what_is_read_ahead() {
     let gate = Arc::new(Gate::default());
     let faulty = FaultySource::new("slow", bytes(100_000)).with(5, Fault::Stall(Arc::clone(&gate)));
     let source = Arc::new(faulty);
-    let packer = Packer::new(7, 10_000);
+    let packer = Packer::new(9, 10_000);
     let way = LaneOptions { lanes: 1, depth: 1, ring: false };
     let lanes = Lanes::start(way, 10_000, Arc::clone(&packer) as _).expect("threads");
     let slice = |i: u64| Slice { source: Arc::clone(&source) as _, range: i * 10_000..i * 10_000 + 100, ticket: i };
@@ -181,10 +181,14 @@ fn what_someone_waits_for_overtakes_what_is_read_ahead() {
     lanes.want([slice(5)]);
     lanes.hurry(|ticket| ticket == 4);
     lanes.want([slice(6)]);
+    lanes.read_ahead([slice(7), slice(8)]);
+    let forgotten = lanes.forget(|ticket| [0, 4, 7].contains(&ticket));
+    assert_eq!(forgotten.len(), 1, "one is under way, and one is waited for");
+    assert_eq!(forgotten[0].ticket, 7);
     gate.open();
-    assert!(packer.wait(7).values().all(Result::is_ok));
+    assert!(packer.wait(8).values().all(Result::is_ok));
     let order: Vec<u64> = source.asked().iter().map(|range| range.start / 10_000).collect();
-    assert_eq!(order, [0, 5, 4, 6, 1, 2, 3]);
+    assert_eq!(order, [0, 5, 4, 6, 1, 2, 3, 8]);
 }
 
 #[test]

@@ -34,7 +34,7 @@ pub use memory::lanes::LaneOptions;
 pub use memory::pager::{Stats, Window};
 pub use memory::source::ReadOptions;
 pub use moe::replay::RouteReplay;
-pub use moe::streamed::{ExpertMemory, ExpertStats};
+pub use moe::streamed::{ExpertMemory, ExpertStats, GuessCounts};
 pub use options::{DenseWeights, LoadOptions};
 pub use record::StepRecord;
 pub use residency::kv::SequenceId;
@@ -216,7 +216,8 @@ impl Model {
         self.weights.streamed.as_ref().map(moe::streamed::Streamed::order).unwrap_or_default()
     }
 
-    /// Reads experts that a run before had at its end into free slots, when nothing else is to be read; how many.
+    /// Begins to read experts that a run before had at its end into free slots; how many. What is not under way when a forward
+    /// pass begins stays where it is.
     pub fn warm_experts(&self, order: &[(u32, u32)]) -> usize {
         self.weights.streamed.as_ref().map_or(0, |streamed| streamed.warm(order))
     }

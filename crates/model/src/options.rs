@@ -3,6 +3,7 @@
 use crate::moe::streamed::ExpertMemory;
 use memory::backing::Choice;
 use memory::pager::Window;
+use residency::experts::GuessWhen;
 
 /// How a model's weights are held and read. None of it changes a bit of what is computed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -19,6 +20,8 @@ pub struct LoadOptions {
     pub experts_used: Option<usize>,
     /// Where experts live.
     pub experts: ExpertMemory,
+    /// When experts are read on a guess, where they are in slots.
+    pub guess_experts: GuessWhen,
     /// Bytes that become resident together; rounded up to whole pages.
     pub unit_bytes: usize,
 }
@@ -35,6 +38,7 @@ impl Default for LoadOptions {
             window: Window::All,
             experts_used: None,
             experts: ExpertMemory::Resident,
+            guess_experts: GuessWhen::Auto,
             unit_bytes: UNIT_BYTES,
         }
     }

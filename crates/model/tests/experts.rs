@@ -6,10 +6,10 @@ use fixtures::route_trace::{RouteSpec, made_up};
 use fixtures::tiny_model::{self, Architecture, TinySpec};
 use gguf::TensorType;
 use model::{
-    DenseWeights, Error, ExpertMemory, ExpertStats, Header, LaneOptions, LoadOptions, Model, RouteReplay, Row, Runner,
-    RunnerOptions,
+    DenseWeights, Error, ExpertMemory, ExpertStats, GuessCounts, Header, LaneOptions, LoadOptions, Model, RouteReplay,
+    Row, Runner, RunnerOptions,
 };
-use residency::experts::Trace;
+use residency::experts::{GuessWhen, Trace};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -38,7 +38,7 @@ fn logits(model: &Arc<Model>) -> Result<Vec<u32>, Error> {
 
 fn options(slots: usize, lanes: usize, depth: usize, ring: bool) -> LoadOptions {
     let experts = ExpertMemory::Slots { slots, lanes: LaneOptions { lanes, depth, ring } };
-    LoadOptions { experts, ..Default::default() }
+    LoadOptions { experts, guess_experts: GuessWhen::Always, ..Default::default() }
 }
 
 fn open(path: &Path, options: &LoadOptions) -> Arc<Model> {
@@ -70,7 +70,7 @@ const SLOTS: [usize; 3] = [6, 11, 8 * 8];
 fn experts_in_slots_give_the_bits_of_those_in_memory_in_every_way() {
     let directory = tempfile::tempdir().expect("a directory");
     use TensorType::{F16, MXFP4, Q4_K, Q6_K, Q8_0};
-    let mut ways = 0;
+    let (mut ways, mut guesses, mut right) = (0, 0, 0);
     for architecture in Architecture::EXPERTS {
         for (tensor_type, expert_type) in [(F16, F16), (Q4_K, Q6_K), (Q6_K, Q4_K), (Q8_0, Q8_0), (Q8_0, MXFP4)] {
             let spec = TinySpec { expert_type, ..TinySpec::new(architecture, tensor_type) };
@@ -81,12 +81,20 @@ fn experts_in_slots_give_the_bits_of_those_in_memory_in_every_way() {
                 for (lanes, depth, ring, direct_io) in
                     [(2, 1, true, true), (3, 2, true, true), (1, 1, true, false), (2, 1, false, true)]
                 {
-                    let options = LoadOptions { direct_io, ..options(slots, lanes, depth, ring) };
+                    // What is guessed decides when something is read, and nothing else.
+                    let guess_experts =
+                        [GuessWhen::Always, GuessWhen::Off, GuessWhen::Auto, GuessWhen::Always][ways % 4];
+                    let options = LoadOptions { direct_io, guess_experts, ..options(slots, lanes, depth, ring) };
                     let model = open(&path, &options);
                     assert!(logits(&model).expect("a good file") == want, "{architecture:?} {options:?}");
                     let stats = stats(&model);
-                    // Every slice is read once for each miss; what was read ahead and not used may be on its way.
-                    assert_eq!(stats.asked_bytes, stats.cache.misses * expert_bytes, "{stats:?}");
+                    // Every slice is read once for each miss and wrong guess; what was read ahead and not used may be on its
+                    // way.
+                    let GuessCounts { reads, right: right_reads, wrong_bytes } = stats.guesses;
+                    assert_eq!(stats.asked_bytes, stats.cache.misses * expert_bytes + wrong_bytes, "{stats:?}");
+                    assert!(wrong_bytes <= (reads - right_reads) * expert_bytes, "{stats:?}");
+                    assert!(reads == 0 || guess_experts != GuessWhen::Off, "{stats:?}");
+                    (guesses, right) = (guesses + reads, right + right_reads);
                     assert!(stats.read_bytes > 0 && stats.read_bytes <= stats.asked_bytes, "{stats:?}");
                     assert!(stats.cache.misses > 0 && stats.routed > 0, "{stats:?}");
                     assert!(slots > SLOTS[0] || stats.cache.evictions > 0 && stats.cache.rereads > 0, "{stats:?}");
@@ -97,6 +105,7 @@ fn experts_in_slots_give_the_bits_of_those_in_memory_in_every_way() {
         }
     }
     assert_eq!(ways, Architecture::EXPERTS.len() * 5 * 3 * 4);
+    assert!(0 < right && right < guesses, "{right} of {guesses} guesses were right");
 }
 
 #[test]
@@ -161,9 +170,41 @@ fn a_warm_start_reads_what_was_there_last_and_a_request_finds_it() {
     told.extend([(99, 0), (0, 99), order[0]]);
     let warmed = again.warm_experts(&told);
     assert!(warmed > 0 && warmed <= order.len(), "{warmed} of {}", order.len());
+    while stats(&again).slices < 3 * warmed as u64 {
+        std::thread::yield_now();
+    }
     assert!(logits(&again).expect("a good file") == want);
     let stats = stats(&again);
-    assert!(stats.cache.misses <= order.len() as u64 && stats.cache.hits > 0, "{stats:?}");
+    assert!(stats.cache.misses <= 64 - warmed as u64 && stats.cache.hits > 0, "{stats:?}");
+}
+
+#[test]
+fn a_request_does_not_wait_for_a_warm_start() {
+    let gate = Arc::new(Gate::default());
+    let (header, source) = faulty("blk.0.ffn_gate_exps.weight", &Fault::Stall(Arc::clone(&gate)));
+    let model = Arc::new(Model::from_header(header, &options(64, 1, 1, false)).expect("nothing is read yet"));
+    model.ensure_all(&mut |_, _| ()).expect("all but experts");
+    source.arm(true);
+    // One read is under way, and stays there until the request has come.
+    let order: Vec<(u32, u32)> = (0..40).map(|i| (i / 8, i % 8)).filter(|(layer, _)| *layer < 2).collect();
+    assert_eq!(model.warm_experts(&order), order.len());
+    gate.wait_for_arrival();
+    let begun = |model: &Model| stats(model).cache.misses + stats(model).cache.hits > 0;
+    std::thread::scope(|scope| {
+        let request = scope.spawn(|| {
+            let mut runner = runner(&model);
+            let sequence = runner.sequence_open(1);
+            runner.forward(&[Row { sequence, token: 5, logits: true }]).map(<[f32]>::len)
+        });
+        while !begun(&model) {
+            std::thread::yield_now();
+        }
+        gate.open();
+        assert!(request.join().expect("no panic").expect("a good file") > 0);
+    });
+    let stats = stats(&model);
+    let slices_of_misses = 3 * (stats.cache.misses + stats.guesses.reads);
+    assert!(stats.slices <= slices_of_misses + 1, "only what was under way was read beside: {stats:?}");
 }
 
 #[test]

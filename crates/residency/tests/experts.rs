@@ -72,6 +72,30 @@ fn an_expert_is_in_one_slot_a_lease_holds_it_and_full_means_that_all_are_leased(
 }
 
 #[test]
+fn what_is_read_on_a_guess_is_a_miss_of_its_first_use_or_of_none() {
+    let mut cache = Cache::new(Heat::default(), 3, 1, 8);
+    let key = |expert| Key { layer: 0, expert };
+    let guess = |cache: &mut Cache, expert| match cache.acquire_guess(key(expert)) {
+        Acquired::Miss { slot, .. } => slot,
+        other => panic!("{other:?}"),
+    };
+    let right = guess(&mut cache, 1);
+    assert_eq!((cache.counts().misses, cache.acquire(key(1))), (0, Acquired::Hit(right)));
+    assert_eq!((cache.counts().hits, cache.counts().misses), (0, 1), "it was read for this use");
+    assert_eq!(cache.acquire(key(1)), Acquired::Hit(right));
+    assert_eq!((cache.counts().hits, cache.counts().misses), (1, 1));
+
+    let wrong = guess(&mut cache, 2);
+    cache.settle(wrong);
+    assert_eq!(cache.acquire(key(2)), Acquired::Hit(wrong), "a later use finds it");
+    assert_eq!((cache.counts().hits, cache.counts().misses), (2, 1));
+    assert_eq!(cache.acquire_guess(key(2)), Acquired::Hit(wrong));
+    guess(&mut cache, 3);
+    assert_eq!(cache.acquire_guess(key(4)), Acquired::Full);
+    assert_eq!((cache.counts().hits, cache.counts().misses, cache.counts().rereads), (2, 1, 0));
+}
+
+#[test]
 fn shrinking_gives_back_what_is_not_leased_and_the_rest_goes_on() {
     let mut cache = Cache::new(Heat::default(), 5, 1, 8);
     let key = |expert| Key { layer: 0, expert };

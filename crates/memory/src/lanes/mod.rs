@@ -162,6 +162,15 @@ impl Lanes {
         queue.wanted.extend::<VecDeque<Slice>>(wanted);
     }
 
+    /// Of the slices read ahead whose ticket is `in_vain`, those that were not begun are not read any more; which these are.
+    pub fn forget(&self, mut in_vain: impl FnMut(u64) -> bool) -> Vec<Slice> {
+        let mut queue = self.shared.lock();
+        let (forgotten, ahead): (Vec<Slice>, Vec<Slice>) =
+            std::mem::take(&mut queue.ahead).into_iter().partition(|s| in_vain(s.ticket));
+        queue.ahead = ahead.into();
+        forgotten
+    }
+
     /// What was done so far.
     pub fn stats(&self) -> LaneStats {
         let queue = self.shared.lock();

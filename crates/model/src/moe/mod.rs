@@ -10,7 +10,7 @@ pub(crate) mod streamed;
 
 use crate::Error;
 use crate::forward::{Forward, grow, recycled};
-use crate::weights::Experts;
+use crate::weights::{Experts, Layer};
 use batch::Batch;
 pub(crate) use batch::Wanted;
 use kernels::activations::{Activations, Forms, Precision, Source};
@@ -70,6 +70,15 @@ impl Forward<'_> {
         Ok(())
     }
 
+    /// Guesses which experts a layer will want, before its attention: those that its router chooses for the residual stream
+    /// as it is. What comes of it decides what is read when, and nothing else.
+    pub(crate) fn guess_experts(&mut self, index: usize, layer: &Layer, n: usize) {
+        let Some(experts) = layer.experts.as_ref().filter(|_| self.expert_source.wants_guess(index, n)) else { return };
+        self.normalize(experts.router_norm.as_deref().unwrap_or(&layer.ffn_norm), n);
+        self.route(experts, n);
+        self.expert_source.guess(index, &self.scratch.moe.choices);
+    }
+
     /// Adds what the experts made of each token, in the order of its choices, to its part.
     fn sum(&mut self, experts: &Experts, n: usize) {
         let (level, width, epsilon) = (self.level, self.config.embedding_len, self.config.norm_epsilon);
@@ -116,8 +125,8 @@ impl Forward<'_> {
         self.pool.run_chunks(normed, width, |_, row| ops::rms_norm(level, row, norm, c.norm_epsilon));
     }
 
-    /// Has each of `n` tokens choose its experts, and sorts the choices by experts.
-    fn choose(&mut self, index: usize, experts: &Experts, n: usize) {
+    /// Has the router choose experts for each of `n` rows of the normalized residual stream.
+    fn route(&mut self, experts: &Experts, n: usize) {
         let (width, s) = (self.config.embedding_len, &mut *self.scratch);
         let mut router = self.weights.matrix(&experts.router);
         router.precision = Precision::Double;
@@ -132,9 +141,15 @@ impl Forward<'_> {
         self.pool.run_chunks(&mut moe.choices, used, |t, choices| {
             experts.routing.route(&logits[t * row_len..][..router.rows], bias, choices);
         });
+    }
+
+    /// Has each of `n` tokens choose its experts, and sorts the choices by experts.
+    fn choose(&mut self, index: usize, experts: &Experts, n: usize) {
+        self.route(experts, n);
+        let (moe, used, count) = (&mut self.scratch.moe, experts.routing.used, experts.router.rows);
         if let Some(replay) = &moe.replay {
             for (t, choices) in moe.choices.chunks_exact_mut(used).enumerate() {
-                replay.force(t, index as u32, router.rows, choices);
+                replay.force(t, index as u32, count, choices);
             }
         }
         if let Some(share) = self.drop_cold_experts {
@@ -144,10 +159,10 @@ impl Forward<'_> {
             let (examined, dropped) = counts.fold((0, 0), |sum, counts| (sum.0 + counts.0, sum.1 + counts.1));
             source.note_left_out(examined, dropped);
         }
-        moe.batch.sort(&moe.choices, used, router.rows);
-        moe.counts.resize(self.weights.layers.len() * router.rows, 0);
+        moe.batch.sort(&moe.choices, used, count);
+        moe.counts.resize(self.weights.layers.len() * count, 0);
         for wanted in &moe.batch.wanted {
-            moe.counts[index * router.rows + wanted.expert] += wanted.rows.len() as u64;
+            moe.counts[index * count + wanted.expert] += wanted.rows.len() as u64;
         }
     }
 

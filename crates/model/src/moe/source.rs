@@ -1,6 +1,6 @@
 //! Where a layer's experts come from: the seam between computing with them and having them.
 
-use super::Wanted;
+use super::{Choice, Wanted};
 use crate::Error;
 use crate::weights::{Layer, Weights};
 use kernels::matmul::Matrix;
@@ -28,6 +28,17 @@ pub(crate) trait ExpertSource: Send + Sync {
     /// So many choices were looked at for being left out, and so many were.
     fn note_left_out(&self, examined: u64, dropped: u64) {
         let _ = (examined, dropped);
+    }
+
+    /// Whether to guess, before the attention of `layer`, which experts its `rows` tokens will want.
+    fn wants_guess(&self, layer: usize, rows: usize) -> bool {
+        let _ = (layer, rows);
+        false
+    }
+
+    /// `layer` will probably want the experts of `choices`.
+    fn guess(&self, layer: usize, choices: &[Choice]) {
+        let _ = (layer, choices);
     }
 
     /// Has `compute` use the experts `wanted` of `layer`, which ascend.

@@ -81,7 +81,8 @@ fn stream(layers: &[Layer], options: &LoadOptions) -> Result<Option<Streamed>, E
     let stacks = all.iter().filter_map(|experts| experts.stacks()).collect();
     let mut next = 0..;
     let index = layers.iter().map(|layer| layer.experts.as_ref().and_then(|_| next.next())).collect();
-    Streamed::new(stacks, index, (first.count(), first.routing.used), slots, lanes).map(Some)
+    let counts = (first.count(), first.routing.used);
+    Streamed::new(stacks, index, counts, slots, lanes, options.guess_experts).map(Some)
 }
 
 pub(super) struct Binder<'a> {

@@ -38,6 +38,8 @@ pub struct Counts {
 struct Slot {
     key: Option<Key>,
     leases: u32,
+    /// Read on a guess that was not settled yet.
+    guessed: bool,
 }
 
 /// A fixed number of slots for the experts of a model.
@@ -123,14 +125,51 @@ impl<P: Policy> Cache<P> {
     pub fn acquire(&mut self, key: Key) -> Acquired {
         let at = self.at(key);
         if let Some(slot) = self.places[at] {
-            self.counts.hits += 1;
+            // What was guessed is read for this use.
+            let guessed = std::mem::take(&mut self.slots[slot].guessed);
+            self.count(at, !guessed);
             self.slots[slot].leases += 1;
             return Acquired::Hit(slot);
         }
+        let taken = self.take(key);
+        if matches!(taken, Acquired::Miss { .. }) {
+            self.count(at, false);
+        }
+        taken
+    }
+
+    /// As [`Cache::acquire`], for what is to be read before anyone is routed to it: a miss is counted at its first use.
+    pub fn acquire_guess(&mut self, key: Key) -> Acquired {
+        if let Some(slot) = self.find(key) {
+            self.slots[slot].leases += 1;
+            return Acquired::Hit(slot);
+        }
+        let taken = self.take(key);
+        if let Acquired::Miss { slot, .. } = taken {
+            self.slots[slot].guessed = true;
+        }
+        taken
+    }
+
+    /// The guess that filled `slot` is settled: who uses it from now on finds it there.
+    pub fn settle(&mut self, slot: usize) {
+        self.slots[slot].guessed = false;
+    }
+
+    fn count(&mut self, at: usize, hit: bool) {
+        if hit {
+            self.counts.hits += 1;
+        } else {
+            self.counts.misses += 1;
+            self.counts.rereads += u64::from(std::mem::replace(&mut self.seen[at], true));
+        }
+    }
+
+    /// Makes room for `key`.
+    fn take(&mut self, key: Key) -> Acquired {
         let Some((slot, evicted)) = self.make_room() else { return Acquired::Full };
-        self.counts.misses += 1;
-        self.counts.rereads += u64::from(std::mem::replace(&mut self.seen[at], true));
-        self.slots[slot] = Slot { key: Some(key), leases: 1 };
+        self.slots[slot] = Slot { key: Some(key), leases: 1, guessed: false };
+        let at = self.at(key);
         self.places[at] = Some(slot);
         Acquired::Miss { slot, evicted }
     }
@@ -164,7 +203,7 @@ impl<P: Policy> Cache<P> {
     /// # Panics
     /// If `slot` has none.
     pub fn release(&mut self, slot: usize) {
-        let Slot { key, leases } = &mut self.slots[slot];
+        let Slot { key, leases, .. } = &mut self.slots[slot];
         *leases = leases.checked_sub(1).expect("a lease to give back");
         if *leases == 0 && key.is_none() {
             self.free.push(slot);

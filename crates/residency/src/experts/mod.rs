@@ -8,11 +8,13 @@
 pub mod budget;
 pub mod cache;
 pub mod demand;
+pub mod guess;
 pub mod policy;
 pub mod trace;
 
 pub use budget::{Bank, CacheAsk, CacheSize};
 pub use cache::{Acquired, Cache, Counts};
+pub use guess::{GuessWhen, Guesses};
 pub use policy::Policy;
 pub use trace::Trace;
 

@@ -3,22 +3,24 @@
 //! A visit leases what is there, has the rest read, and hands out each part when it has come: so what is there is computed
 //! while what is missing loads, and what is missing as it arrives. Which expert makes room is `residency`'s decision, how
 //! slices are read `memory`'s business; here the two meet, and slices become panels. A prompt that wants most experts of a
-//! layer has those of the next one read ahead, into a part of the slots.
+//! layer has those of the next one read ahead, into a part of the slots; for a few tokens the likeliest missing expert is read
+//! on a guess.
 
+mod guess;
 mod stack;
 mod stats;
 mod visit;
 
 pub(crate) use stack::Stack;
-pub use stats::ExpertStats;
+pub use stats::{ExpertStats, GuessCounts};
 
-use super::Wanted;
 use super::source::{Compute, ExpertSource};
+use super::{Choice, Wanted};
 use crate::Error;
-use memory::lanes::{LaneOptions, Lanes, Receive, Slice};
+use memory::lanes::{LaneOptions, LaneStats, Lanes, Receive, Slice};
 use memory::slots::Slots;
 use residency::experts::policy::Heat;
-use residency::experts::{Acquired, Cache, Key};
+use residency::experts::{Acquired, Cache, GuessWhen, Guesses, Key};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
@@ -79,12 +81,30 @@ struct State {
     last_layer: Option<u32>,
     /// The layer that is read ahead, and its slots, each with a lease.
     ahead: Option<(u32, Vec<usize>)>,
+    /// Slots whose experts a run before had at its end.
+    warming: Vec<usize>,
+    guesses: Guesses,
+    guessed: Option<guess::Guessed>,
+    guess_counts: GuessCounts,
+    /// What the lanes had done when their rate was last looked at.
+    timed: LaneStats,
     /// Bytes of the slices that were asked for.
     asked_bytes: u64,
     /// Choices of tokens, those looked at for being left out, and those left out.
     routed: u64,
     examined: u64,
     dropped: u64,
+}
+
+/// What a read is begun for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum For {
+    /// A layer that waits for it.
+    Visit,
+    /// A layer that is sure to come.
+    Ahead,
+    /// A use that may never come.
+    Guess,
 }
 
 /// A slot that was leased for one of several keys.
@@ -113,6 +133,7 @@ impl Streamed {
         (experts, used): (usize, usize),
         slots: usize,
         options: LaneOptions,
+        guess: GuessWhen,
     ) -> Result<Streamed, Error> {
         let widest = |part: usize| layers.iter().map(|stacks| stacks[part].len_bytes()).max().unwrap_or(0);
         let part_bytes = [widest(0), widest(1), widest(2)];
@@ -123,6 +144,11 @@ impl Streamed {
             token: 0,
             last_layer: None,
             ahead: None,
+            warming: Vec::new(),
+            guesses: Guesses::new(guess),
+            guessed: None,
+            guess_counts: GuessCounts::default(),
+            timed: LaneStats::default(),
             asked_bytes: 0,
             routed: 0,
             examined: 0,
@@ -146,11 +172,15 @@ impl Streamed {
 
     /// Leases the slots of as many of `keys` as there are, in order, and has those that are missing read; what found no slot
     /// stays in `keys`.
-    fn acquire(&self, state: &mut State, keys: &mut Vec<(usize, Key)>, ahead: bool) -> Vec<Place> {
+    fn acquire(&self, state: &mut State, keys: &mut Vec<(usize, Key)>, why: For) -> Vec<Place> {
         let mut acquired = Vec::new();
         let mut slices = Vec::new();
         keys.retain(|&(place, key)| {
-            let (slot, own) = match state.cache.acquire(key) {
+            let acquired_one = match why {
+                For::Guess => state.cache.acquire_guess(key),
+                For::Visit | For::Ahead => state.cache.acquire(key),
+            };
+            let (slot, own) = match acquired_one {
                 Acquired::Full => return true,
                 Acquired::Hit(slot) => (slot, false),
                 Acquired::Miss { slot, .. } => {
@@ -167,10 +197,9 @@ impl Streamed {
             false
         });
         state.asked_bytes += slices.iter().map(|s| s.range.end - s.range.start).sum::<u64>();
-        if ahead {
-            self.lanes.read_ahead(slices)
-        } else {
-            self.lanes.want(slices)
+        match why {
+            For::Visit => self.lanes.want(slices),
+            For::Ahead | For::Guess => self.lanes.read_ahead(slices),
         }
         acquired
     }
@@ -180,8 +209,8 @@ impl Streamed {
         self.shared.lock().cache.by_rank().into_iter().map(|key| (key.layer, key.expert)).collect()
     }
 
-    /// Reads as many of `order` as there are free slots beyond the least, when nothing else is to be read, in the order of the
-    /// file. Gives their number. What the model has not got is passed over.
+    /// Reads as many of `order` as there are free slots beyond the least, until there is something to compute, in the order of
+    /// the file. Gives their number. What the model has not got is passed over.
     pub(crate) fn warm(&self, order: &[(u32, u32)]) -> usize {
         let mut state = self.shared.lock();
         let (layers, experts) = (self.shared.layers.len() as u32, self.shared.experts as u32);
@@ -191,15 +220,20 @@ impl Streamed {
         let mut keys: Vec<(usize, Key)> = keys.take(room).enumerate().collect();
         keys.sort_by_key(|&(_, key)| key);
         keys.dedup_by_key(|&mut (_, key)| key);
-        let slots = self.acquire(&mut state, &mut keys, true);
-        // The reads keep their own leases.
-        slots.iter().for_each(|place| state.cache.release(place.slot));
-        slots.len()
+        for place in self.acquire(&mut state, &mut keys, For::Guess) {
+            state.cache.settle(place.slot);
+            // The read keeps its own lease.
+            state.cache.release(place.slot);
+            state.warming.push(place.slot);
+        }
+        state.warming.len()
     }
 
     /// Gives the memory of all slots but `slots` back, as far as they are not in use; the slots that are left.
     pub(crate) fn shrink(&self, slots: usize) -> usize {
         let mut state = self.shared.lock();
+        self.stop_warming(&mut state);
+        self.settle_guess(&mut state, |_| false);
         self.shared.drop_ahead(&mut state);
         let left = state.cache.shrink(slots);
         for slot in left..state.fetches.len() {
@@ -223,6 +257,11 @@ impl Shared {
             range: stack.source_range(key.expert as usize),
             ticket: (slot * PARTS + part) as u64,
         })
+    }
+
+    /// Bytes of an expert's slices.
+    fn expert_bytes(&self, key: Key) -> u64 {
+        self.layers[key.layer as usize].iter().map(|stack| stack.slice_bytes() as u64).sum()
     }
 
     fn release(&self, slots: impl IntoIterator<Item = usize>) {
@@ -282,6 +321,16 @@ impl ExpertSource for Streamed {
         let mut state = self.shared.lock();
         state.examined += examined;
         state.dropped += dropped;
+    }
+
+    fn wants_guess(&self, layer: usize, rows: usize) -> bool {
+        rows < visit::PROMPT_TOKENS_MIN && self.shared.index[layer].is_some() && self.shared.lock().guesses.asks()
+    }
+
+    fn guess(&self, layer: usize, choices: &[Choice]) {
+        if let Some(layer) = self.shared.index[layer] {
+            self.begin_guess(layer, choices);
+        }
     }
 
     fn visit(&self, layer: usize, wanted: &[Wanted], compute: &mut Compute<'_>) -> Result<(), Error> {

@@ -30,10 +30,23 @@ pub struct ExpertStats {
     pub slot_bytes: usize,
     /// Whether the system keeps them in memory.
     pub locked: bool,
+    /// Experts read on a guess.
+    pub guesses: GuessCounts,
     /// Choices that were looked at for being left out (`--drop-cold-experts`).
     pub examined: u64,
     /// Choices that were left out.
     pub dropped: u64,
+}
+
+/// Experts that were read before their layer's router had spoken.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct GuessCounts {
+    /// Experts.
+    pub reads: u64,
+    /// Of these, those that were wanted.
+    pub right: u64,
+    /// Bytes asked for of those that were not.
+    pub wrong_bytes: u64,
 }
 
 impl ExpertStats {
@@ -53,6 +66,11 @@ impl ExpertStats {
             read: self.read - before.read,
             packed: self.packed - before.packed,
             stalled: self.stalled - before.stalled,
+            guesses: GuessCounts {
+                reads: self.guesses.reads - before.guesses.reads,
+                right: self.guesses.right - before.guesses.right,
+                wrong_bytes: self.guesses.wrong_bytes - before.guesses.wrong_bytes,
+            },
             examined: self.examined - before.examined,
             dropped: self.dropped - before.dropped,
             ..*self
@@ -79,6 +97,7 @@ impl Streamed {
             slots: state.cache.slots(),
             slot_bytes: shared.slot_bytes,
             locked: shared.slots.is_locked(),
+            guesses: state.guess_counts,
             examined: state.examined,
             dropped: state.dropped,
         }

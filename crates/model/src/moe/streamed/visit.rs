@@ -1,6 +1,6 @@
 //! One layer's use of its experts, as they come.
 
-use super::{Key, PARTS, Place, Stacks, State, Streamed};
+use super::{For, Key, PARTS, Place, Stacks, State, Streamed};
 use crate::Error;
 use crate::moe::Wanted;
 use crate::moe::source::{Ready, Visit};
@@ -12,7 +12,7 @@ use std::time::Instant;
 
 /// Tokens of a batch from which on it is a prompt: its rows are tokens that follow each other. Fewer are one token each of
 /// as many conversations.
-const PROMPT_TOKENS_MIN: usize = 17;
+pub(super) const PROMPT_TOKENS_MIN: usize = 17;
 
 pub(super) struct Streaming<'a> {
     source: &'a Streamed,
@@ -46,18 +46,21 @@ struct Part<'a> {
 impl<'a> Streaming<'a> {
     pub(super) fn begin(source: &'a Streamed, layer: u32, wanted: &'a [Wanted]) -> Streaming<'a> {
         let mut state = source.shared.lock();
+        source.stop_warming(&mut state);
+        let wants = |key: Key| key.layer == layer && wanted.iter().any(|w| w.expert == key.expert as usize);
+        source.settle_guess(&mut state, wants);
         source.shared.note_uses(&mut state, layer, wanted);
         let keys = wanted.iter().map(|w| Key { layer, expert: w.expert as u32 }).enumerate();
         // What is there first, so that nothing that is missing takes its slot.
         let (mut there, mut waiting): (Vec<_>, Vec<_>) = keys.partition(|(_, key)| state.cache.find(*key).is_some());
-        let mut held = source.acquire(&mut state, &mut there, false);
+        let mut held = source.acquire(&mut state, &mut there, For::Visit);
         // What is on its way already, as read ahead, is waited for from here on; what was read ahead in vain may go.
         let late: Vec<usize> = held.iter().map(|p| p.slot).filter(|&s| state.fetches[s].pending > 0).collect();
         if !late.is_empty() {
             source.lanes.hurry(|ticket| late.contains(&(ticket as usize / PARTS)));
         }
         source.shared.drop_ahead(&mut state);
-        held.extend(source.acquire(&mut state, &mut waiting, false));
+        held.extend(source.acquire(&mut state, &mut waiting, For::Visit));
         drop(state);
         let held = held.into_iter().map(Held::new).collect();
         let stacks = &source.shared.layers[layer as usize];
@@ -142,7 +145,7 @@ impl Visit for Streaming<'_> {
         let mut state = shared.lock();
         let mut waited: Option<Instant> = None;
         loop {
-            let acquired = self.source.acquire(&mut state, &mut self.waiting, false);
+            let acquired = self.source.acquire(&mut state, &mut self.waiting, For::Visit);
             self.held.extend(acquired.into_iter().map(Held::new));
             if self.waiting.is_empty() {
                 self.source.read_ahead(&mut state, self.layer, self.wanted.len());
@@ -206,7 +209,7 @@ impl Streamed {
         let keys = (0..shared.experts as u32).map(|expert| Key { layer: next, expert });
         let missing = keys.filter(|key| state.cache.find(*key).is_none()).enumerate();
         let mut missing: Vec<(usize, Key)> = missing.take(state.cache.slots() / 2).collect();
-        let slots = self.acquire(state, &mut missing, true).into_iter().map(|place| place.slot).collect();
+        let slots = self.acquire(state, &mut missing, For::Ahead).into_iter().map(|place| place.slot).collect();
         state.ahead = Some((next, slots));
     }
 }

@@ -1,0 +1,147 @@
+//! Whether to read an expert before it is known that it is wanted.
+//!
+//! While a layer's attention is computed the drive has nothing to do, because the layer's router has not spoken yet. Its
+//! outputs for the residual stream before the attention tell which experts it will probably want. A right guess begins its
+//! read earlier by the time from the guess to the routing (*hidden*); after a wrong one the drive is busy for what the read
+//! takes beyond that. So a guess is worth a read while
+//!
+//! ```text
+//! right * min(hidden, read)  >  (1 - right) * (read - hidden)
+//! ```
+//!
+//! The share of right guesses and both times are measured. A guess that is not worth a read is settled all the same: that
+//! costs no read, and tells when the times have changed.
+
+use std::time::Duration;
+
+/// When experts are read on a guess (`--guess-experts`).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub enum GuessWhen {
+    /// Never.
+    Off,
+    /// While it gains time, as far as can be measured.
+    #[default]
+    Auto,
+    /// Always; for tests.
+    Always,
+}
+
+/// Guesses that are settled before the first one is worth a read.
+const SETTLED_MIN: u32 = 32;
+/// Of the layers where no guess is read, one in so many is guessed.
+const DRY_EVERY: u32 = 16;
+/// What a guess counts in the averages.
+const WEIGHT: f64 = 1.0 / 64.0;
+
+/// An average in which the past fades.
+#[derive(Debug, Clone, Copy, Default)]
+struct Average(Option<f64>);
+
+impl Average {
+    fn add(&mut self, value: f64) {
+        self.0 = Some(self.0.map_or(value, |old| old + WEIGHT * (value - old)));
+    }
+}
+
+/// How guesses went so far, and what that means for the next one.
+#[derive(Debug, Clone, Default)]
+pub struct Guesses {
+    when: GuessWhen,
+    right: Average,
+    hidden_s: Average,
+    read_s: Average,
+    settled: u32,
+    layers: u32,
+}
+
+impl Guesses {
+    /// None yet.
+    pub fn new(when: GuessWhen) -> Guesses {
+        Guesses { when, ..Guesses::default() }
+    }
+
+    /// Whether to guess for the layer that comes next.
+    pub fn asks(&mut self) -> bool {
+        self.layers = self.layers.wrapping_add(1);
+        match self.when {
+            GuessWhen::Off => false,
+            GuessWhen::Always => true,
+            GuessWhen::Auto => self.settled < SETTLED_MIN || self.pays() || self.layers.is_multiple_of(DRY_EVERY),
+        }
+    }
+
+    /// Whether a guess is worth a read.
+    pub fn pays(&self) -> bool {
+        match (self.when, self.right.0, self.hidden_s.0, self.read_s.0) {
+            (GuessWhen::Always, ..) => true,
+            (GuessWhen::Auto, Some(right), Some(hidden), Some(read)) if self.settled >= SETTLED_MIN => {
+                right * hidden.min(read) > (1.0 - right) * (read - hidden)
+            }
+            _ => false,
+        }
+    }
+
+    /// A guess was `right` or not, as was found out `hidden` after it was made. Reading an expert takes `read` at present.
+    pub fn settle(&mut self, right: bool, hidden: Duration, read: Option<Duration>) {
+        self.settled = self.settled.saturating_add(1);
+        self.right.add(f64::from(u8::from(right)));
+        self.hidden_s.add(hidden.as_secs_f64());
+        if let Some(read) = read {
+            self.read_s.add(read.as_secs_f64());
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Settles `n` guesses of which `right` in a hundred are right.
+    fn settle(guesses: &mut Guesses, n: u32, right: u32, hidden_us: u64, read_us: u64) {
+        for i in 0..n {
+            let time = Duration::from_micros;
+            guesses.settle(i * 37 % 100 < right, time(hidden_us), Some(time(read_us)));
+        }
+    }
+
+    fn after(right: u32, hidden_us: u64, read_us: u64) -> bool {
+        let mut guesses = Guesses::new(GuessWhen::Auto);
+        settle(&mut guesses, 400, right, hidden_us, read_us);
+        guesses.pays()
+    }
+
+    #[test]
+    fn a_guess_is_worth_a_read_where_right_ones_hide_more_than_wrong_ones_cost() {
+        assert!(after(75, 500, 1150), "0.38 > 0.16");
+        assert!(!after(75, 500, 2600), "0.38 < 0.53: a slow drive");
+        assert!(!after(30, 500, 1150), "0.15 < 0.46: bad guesses");
+        assert!(after(10, 1200, 1150), "it costs nothing where all of it is hidden");
+    }
+
+    #[test]
+    fn nothing_is_read_before_guesses_are_settled_and_dry_ones_go_on_where_they_do_not_pay() {
+        let mut guesses = Guesses::new(GuessWhen::Auto);
+        settle(&mut guesses, SETTLED_MIN - 1, 100, 500, 600);
+        assert!(guesses.asks() && !guesses.pays());
+        settle(&mut guesses, 1, 100, 500, 600);
+        assert!(guesses.asks() && guesses.pays());
+        settle(&mut guesses, 400, 0, 500, 600);
+        assert!(!guesses.pays());
+        assert_eq!((0..10 * DRY_EVERY).filter(|_| guesses.asks()).count(), 10);
+        // The times change, and dry guesses tell.
+        settle(&mut guesses, 400, 90, 500, 600);
+        assert!(guesses.pays());
+    }
+
+    #[test]
+    fn off_asks_never_always_reads_at_once_and_an_unknown_rate_reads_nothing() {
+        let mut off = Guesses::new(GuessWhen::Off);
+        settle(&mut off, 400, 100, 500, 100);
+        assert!(!off.asks() && !off.pays());
+        let mut always = Guesses::new(GuessWhen::Always);
+        assert!(always.asks() && always.pays());
+        let mut unknown = Guesses::new(GuessWhen::Auto);
+        (0..400).for_each(|_| unknown.settle(true, Duration::from_millis(1), None));
+        assert!(!unknown.pays());
+    }
+}
