@@ -1,4 +1,7 @@
-//! Activations, made ready for the matrix products: quantized to 8 bits with a scale per 16 columns, or as floats.
+//! Activations, made ready for the matrix products: quantized to 8 bits, or as floats.
+//!
+//! Quantized columns have a scale for each 32, and a step for each 16: the scale times a power of two. So the dot products of both
+//! halves are added as integers, the coarser one shifted, and scaled once.
 //!
 //! Each token is quantized by itself, so batch neighbours cannot matter. Tokens are interleaved in groups of G (1, 2, 4,
 //! 8 or 16: as many as an instruction set has accumulators for). For each 32 columns a group holds `BLOCK_WORDS` rows
@@ -19,14 +22,16 @@ use crate::threads::Pool;
 use std::ops::Range;
 
 /// Rows of words for 32 columns.
-pub(crate) const BLOCK_WORDS: usize = 13;
-/// Scales of the first and the last 16 columns, as floats.
-pub(crate) const SCALE_LOW: usize = 8;
-pub(crate) const SCALE_HIGH: usize = 9;
-/// Sum of the quantized columns times their scales, a float.
-pub(crate) const SUM: usize = 10;
+pub(crate) const BLOCK_WORDS: usize = 14;
+/// Scale, a float: the finer of the two steps.
+pub(crate) const SCALE: usize = 8;
+/// What the steps of the first and the last 16 columns are of the scale: what is added to the bits of a float to multiply it with
+/// that power of two. One is 0.
+pub(crate) const STRETCH: [usize; 2] = [9, 10];
+/// Sum of the quantized columns times their steps, a float.
+pub(crate) const SUM: usize = 11;
 /// Sums of the first and the last 16 quantized columns, negated, as integers.
-pub(crate) const NEG_SUM: [usize; 2] = [11, 12];
+pub(crate) const NEG_SUM: [usize; 2] = [12, 13];
 
 /// A normalization applied on the way in.
 #[derive(Debug, Clone, Copy)]
@@ -443,9 +448,11 @@ pub(crate) fn rms_scale<S: Simd>(s: S, row: &[f32], epsilon: f32) -> f32 {
 
 /// Columns that are quantized together: enough that scales are divided out a vector at a time.
 const STRIP: usize = 256;
-/// Runs of 16 columns in a strip, each with a scale of its own.
-const STRIP_SCALES: usize = STRIP / 16;
-/// The least step: keeps 1 / scale finite where all columns are zero.
+/// Runs of 16 columns in a strip, each with a step of its own.
+const STRIP_STEPS: usize = STRIP / 16;
+/// The most that steps of the same 32 columns differ by: 2⁷, so that shifted dot products stay below 2²⁶.
+const STEP_RATIO_MAX: f32 = 128.0;
+/// Keeps 1 / step finite where all columns are zero.
 const LARGEST_MIN: f32 = 1e-30;
 
 /// Quantizes a row, times `factors`, into row `row` of the blocks `out` of a group of `width`; what is left over into `rest`.
@@ -474,17 +481,18 @@ pub(crate) fn quantize_row<S: Simd>(
 struct Strip {
     /// What is still to be put into steps.
     values: [f32; STRIP],
-    scales: [f32; STRIP_SCALES],
-    /// 1 / scale.
-    inverses: [f32; STRIP_SCALES],
+    steps: [f32; STRIP_STEPS],
+    /// 1 / step.
+    inverses: [f32; STRIP_STEPS],
 }
 
 impl Strip {
-    /// Takes up to [`STRIP`] columns: steps are a 127th of the largest of each 16.
+    /// Takes up to [`STRIP`] columns. Steps are a 127th of the largest of 32, halved for each 16 as often as the largest of these
+    /// allows.
     #[inline(always)]
     fn new<S: Simd>(s: S, x: &[f32], factors: Factors<'_>) -> Strip {
-        let mut strip = Strip { values: [0.0; STRIP], scales: [0.0; STRIP_SCALES], inverses: [0.0; STRIP_SCALES] };
-        let mut largest = [0.0; STRIP_SCALES];
+        let mut strip = Strip { values: [0.0; STRIP], steps: [0.0; STRIP_STEPS], inverses: [0.0; STRIP_STEPS] };
+        let mut largest = [LARGEST_MIN; STRIP_STEPS];
         for (i, (x, values)) in x.chunks_exact(16).zip(strip.values.chunks_exact_mut(16)).enumerate() {
             let mut most = s.f_splat(0.0);
             for at in (0..16).step_by(S::LANES) {
@@ -495,13 +503,20 @@ impl Strip {
                 s.f_store(v, &mut values[at..]);
                 most = s.f_max(s.f_abs(v), most);
             }
-            largest[i] = s.f_reduce_max(most);
+            largest[i] = s.f_reduce_max(most).max(LARGEST_MIN);
         }
-        let steps = s.f_splat(127.0);
-        for at in (0..STRIP_SCALES).step_by(S::LANES) {
-            let largest = s.f_max(s.f_load(&largest[at..]), s.f_splat(LARGEST_MIN));
-            s.f_store(s.f_div(largest, steps), &mut strip.scales[at..]);
-            s.f_store(s.f_div(steps, largest), &mut strip.inverses[at..]);
+        let mut of_both = [0.0; STRIP_STEPS];
+        for (of_both, pair) in of_both.chunks_exact_mut(2).zip(largest.chunks_exact(2)) {
+            of_both.fill(pair[0].max(pair[1]));
+        }
+        let (steps, exponent) = (s.f_splat(127.0), s.v_splat(0x7f80_0000));
+        for at in (0..STRIP_STEPS).step_by(S::LANES) {
+            let of_both = s.f_load(&of_both[at..]);
+            let ratio = s.f_min(s.f_div(of_both, s.f_load(&largest[at..])), s.f_splat(STEP_RATIO_MAX));
+            // The power of two below it; multiplying with that and dividing by it is exact.
+            let finer = s.v_as_f(s.v_and(s.f_as_v(ratio), exponent));
+            s.f_store(s.f_div(s.f_div(of_both, steps), finer), &mut strip.steps[at..]);
+            s.f_store(s.f_mul(s.f_div(steps, of_both), finer), &mut strip.inverses[at..]);
         }
         strip
     }
@@ -510,8 +525,8 @@ impl Strip {
     #[inline(always)]
     fn refine<S: Simd>(&mut self, s: S) {
         let finer = s.f_splat(254.0);
-        for at in (0..STRIP_SCALES).step_by(S::LANES) {
-            s.f_store(s.f_div(s.f_load(&self.scales[at..]), finer), &mut self.scales[at..]);
+        for at in (0..STRIP_STEPS).step_by(S::LANES) {
+            s.f_store(s.f_div(s.f_load(&self.steps[at..]), finer), &mut self.steps[at..]);
             s.f_store(s.f_mul(s.f_load(&self.inverses[at..]), finer), &mut self.inverses[at..]);
         }
     }
@@ -520,23 +535,23 @@ impl Strip {
     /// over.
     #[inline(always)]
     fn round<S: Simd>(&mut self, s: S, len: usize, width: usize, row: usize, out: &mut [u32]) {
-        let mut sums = [0.0; STRIP_SCALES];
+        let mut sums = [0.0; STRIP_STEPS];
         let mut bytes = [0i8; STRIP];
         for i in 0..len / 16 {
-            let (scale, inverse) = (s.f_splat(-self.scales[i]), s.f_splat(self.inverses[i]));
+            let (step, inverse) = (s.f_splat(-self.steps[i]), s.f_splat(self.inverses[i]));
             let mut sum = s.f_splat(0.0);
             for at in (16 * i..16 * i + 16).step_by(S::LANES) {
                 let v = s.f_load(&self.values[at..]);
                 let q = s.f_round(s.f_mul(v, inverse));
                 s.f_store_i8(q, &mut bytes[at..]);
-                s.f_store(s.f_fma(q, scale, v), &mut self.values[at..]);
+                s.f_store(s.f_fma(q, step, v), &mut self.values[at..]);
                 sum = s.f_add(sum, q);
             }
             // Whole numbers: exact in any order.
             sums[i] = s.f_reduce_add(sum);
         }
-        let mut neg_sums = [0u8; 4 * STRIP_SCALES];
-        for at in (0..STRIP_SCALES).step_by(S::LANES) {
+        let mut neg_sums = [0u8; 4 * STRIP_STEPS];
+        for at in (0..STRIP_STEPS).step_by(S::LANES) {
             let neg = s.f_sub(s.f_splat(0.0), s.f_load(&sums[at..]));
             s.v_store(s.f_to_v(neg), &mut neg_sums[4 * at..]);
         }
@@ -548,9 +563,12 @@ impl Strip {
                 let word = words[8 * b + i];
                 out[i * width + row] = u32::from_le_bytes([word[0] as u8, word[1] as u8, word[2] as u8, word[3] as u8]);
             }
-            let [low, high] = [self.scales[2 * b], self.scales[2 * b + 1]];
-            out[SCALE_LOW * width + row] = low.to_bits();
-            out[SCALE_HIGH * width + row] = high.to_bits();
+            let [low, high] = [self.steps[2 * b], self.steps[2 * b + 1]];
+            let scale = low.min(high);
+            out[SCALE * width + row] = scale.to_bits();
+            // Their mantissas are the same.
+            out[STRETCH[0] * width + row] = low.to_bits() - scale.to_bits();
+            out[STRETCH[1] * width + row] = high.to_bits() - scale.to_bits();
             out[SUM * width + row] = (low * sums[2 * b] + high * sums[2 * b + 1]).to_bits();
             out[NEG_SUM[0] * width + row] = u32::from_le_bytes(neg_sums[2 * b]);
             out[NEG_SUM[1] * width + row] = u32::from_le_bytes(neg_sums[2 * b + 1]);

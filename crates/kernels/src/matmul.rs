@@ -1,20 +1,18 @@
 //! Matrix products of packed weights with a batch of activations.
 //!
 //! Every output is one lane's chain over the blocks of its row, from the first to the last. For each 32 columns, with
-//! the dot products i₀ and i₁ of the first and the last 16, activation scales x₀ and x₁ and a weight scale w:
-//! `acc = fma(fma(i₁, x₁, i₀ · x₀), w, acc)`, and where the format has minima `acc = fma(min, x₀ Σ₀ + x₁ Σ₁, acc)`. With
-//! weight scales for each 16 columns: `acc = fma(i₀ · w₀, x₀, acc)`, `acc = fma(i₁ · w₁, x₁, acc)`, and minima likewise,
-//! one by one. Float weights: `acc = fma(weight, x, acc)` per column. Products in double precision are the sum of two
-//! chains.
+//! the dot products i₀ and i₁ of the first and the last 16, shifted as their steps ask, the activations' scale x and a weight
+//! scale w: `acc = fma((i₀ + i₁) · x, w, acc)`, and where the format has minima `acc = fma(min, sum of activations, acc)`. With
+//! weight scales for each 16 columns: `acc = fma(fma(i₁, w₁, i₀ · w₀), x, acc)`, and minima one by one, from sums of quantized
+//! values that are shifted likewise. Float weights: `acc = fma(weight, x, acc)` per column. Products in double precision
+//! are the sum of two chains.
 
 mod bands;
 
 pub use bands::{Band, GatedBand, matmul_bands, matmul_gated_bands};
 
 use crate::PANEL_ROWS;
-use crate::activations::{
-    Activations, BLOCK_WORDS, Form, NEG_SUM, Part, Precision, SCALE_HIGH, SCALE_LOW, SUM, group_at,
-};
+use crate::activations::{Activations, BLOCK_WORDS, Form, NEG_SUM, Part, Precision, SCALE, STRETCH, SUM, group_at};
 use crate::isa::Level;
 use crate::ops::{Gate, gated};
 use crate::quant::{FloatRow, Format, Quant, Sub, UnpackPanel, with_quant};
@@ -111,8 +109,9 @@ pub enum Output {
     Add,
 }
 
-/// Bytes of activations that are worked on at once, to stay in the second-level cache.
-const TILE_BYTES: usize = 512 << 10;
+/// Bytes of activations that are worked on at once. They come from the caches beyond the first in time, however many they are; a
+/// larger share of them means that weights are unpacked less often.
+const TILE_BYTES: usize = 2 << 20;
 /// Weight bytes of a task at least: some microseconds of work.
 const TASK_BYTES: usize = 24 << 10;
 
@@ -336,7 +335,9 @@ impl Work {
             let weights = if is_few || form == Form::Floats {
                 Weights::Packed { panel: bytes, resume }
             } else {
-                Weights::Plain { unpacked: unpack(level, format, bytes, &mut self.unpacked.0), resume }
+                let unpacked = unpack(level, format, bytes, &mut self.unpacked.0);
+                level.run(FetchNext { bytes });
+                Weights::Plain { unpacked, resume }
             };
             for (at, width, words) in groups() {
                 let words = &words[piece * piece_cols / 32 * BLOCK_WORDS * width..];
@@ -367,6 +368,21 @@ enum Weights<'a> {
     Packed { panel: &'a [u8], resume: bool },
     /// Some columns, unpacked.
     Plain { unpacked: &'a [u8], resume: bool },
+}
+
+/// Asks for as many bytes of memory as `bytes` that follow them: they come while these are multiplied.
+struct FetchNext<'a> {
+    bytes: &'a [u8],
+}
+
+impl Op for FetchNext<'_> {
+    type Out = ();
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        for offset in (self.bytes.len()..2 * self.bytes.len()).step_by(64) {
+            s.prefetch(self.bytes, offset);
+        }
+    }
 }
 
 struct Lanes;
@@ -678,25 +694,33 @@ fn scale_dots<Q: Quant, S: Simd, const G: usize, const T: usize>(
 ) {
     for j in 0..T {
         let t = first + j;
-        let [low, high] = [s.v_to_f(dots[0][j]), s.v_to_f(dots[1][j])];
-        let scales = [float::<S, G>(s, x, SCALE_LOW, t), float::<S, G>(s, x, SCALE_HIGH, t)];
+        let scale = float::<S, G>(s, x, SCALE, t);
+        let [low, high] =
+            [stretch::<S, G>(s, dots[0][j], x, STRETCH[0], t), stretch::<S, G>(s, dots[1][j], x, STRETCH[1], t)];
         if Q::HALVES {
-            acc[t] = s.f_fma(s.f_mul(low, sub.scale), scales[0], acc[t]);
-            acc[t] = s.f_fma(s.f_mul(high, sub.scale_high), scales[1], acc[t]);
+            let product = s.f_fma(high, sub.scale_high, s.f_mul(low, sub.scale));
+            acc[t] = s.f_fma(product, scale, acc[t]);
             if Q::MIN {
                 for (half, min) in [sub.min, sub.min_high].into_iter().enumerate() {
-                    let neg_sum = s.v_to_f(s.v_splat(x[NEG_SUM[half]][t] as i32));
-                    let sum = s.f_mul(s.f_sub(s.f_splat(0.0), neg_sum), scales[half]);
+                    let neg_sum = stretch::<S, G>(s, s.v_splat(x[NEG_SUM[half]][t] as i32), x, STRETCH[half], t);
+                    let sum = s.f_mul(s.f_sub(s.f_splat(0.0), neg_sum), scale);
                     acc[t] = s.f_fma(min, sum, acc[t]);
                 }
             }
         } else {
-            acc[t] = s.f_fma(s.f_fma(high, scales[1], s.f_mul(low, scales[0])), sub.scale, acc[t]);
+            acc[t] = s.f_fma(s.f_mul(s.f_add(low, high), scale), sub.scale, acc[t]);
             if Q::MIN {
                 acc[t] = s.f_fma(sub.min, float::<S, G>(s, x, SUM, t), acc[t]);
             }
         }
     }
+}
+
+/// Integers as floats, times the power of two that word `row` adds to their exponents. A zero may become a number below 2⁻¹¹⁹, which
+/// no sum notices.
+#[inline(always)]
+fn stretch<S: Simd, const G: usize>(s: S, x: S::V, words: &[[u32; G]], row: usize, t: usize) -> S::F {
+    s.v_as_f(s.v_add(s.f_as_v(s.v_to_f(x)), s.v_splat(words[row][t] as i32)))
 }
 
 /// Word `row` of token `t`, a float, in all lanes.
