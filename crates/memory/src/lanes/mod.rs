@@ -2,19 +2,19 @@
 //!
 //! A lane is a thread that keeps some reads in flight: by io_uring where the source is a file that is read directly and
 //! the system has rings, else one read at a time. It begins its next read before it hands over what has come, so that the
-//! device does not wait while the receiver works with the bytes. What someone waits for is read before what is only read
-//! ahead.
+//! device does not wait while the receiver works with the bytes; who asks for slices begins the first ones. What someone
+//! waits for is read before what is only read ahead.
 
 mod probe;
+mod ring;
 
 pub use probe::{Probed, probe};
 
 use crate::source::{ByteSource, ReadRoom};
-use crate::sys::ring::Flights;
 use crate::{Error, HUGE_PAGE_BYTES};
+use ring::RingLane;
 use std::collections::VecDeque;
 use std::fmt;
-use std::io;
 use std::ops::Range;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -85,6 +85,8 @@ pub struct LaneStats {
 /// Threads that read. Dropping it ends them, once the reads under way have come; what was not begun is forgotten.
 pub struct Lanes {
     shared: Arc<Shared>,
+    /// Lanes with a ring.
+    rings: Vec<Arc<RingLane>>,
 }
 
 impl fmt::Debug for Lanes {
@@ -112,7 +114,14 @@ struct Queue {
 }
 
 impl Queue {
+    fn is_empty(&self) -> bool {
+        self.wanted.is_empty() && self.ahead.is_empty()
+    }
+
     fn take(&mut self) -> Option<Slice> {
+        if self.stop {
+            return None;
+        }
         let slice = self.wanted.pop_front().or_else(|| self.ahead.pop_front())?;
         self.in_flight += 1;
         self.busy_since.get_or_insert_with(Instant::now);
@@ -124,19 +133,21 @@ impl Lanes {
     /// Begins, with buffers for slices of at most `slice_bytes`; what is longer is read all the same.
     pub fn start(options: LaneOptions, slice_bytes: usize, receiver: Arc<dyn Receive>) -> Result<Lanes, Error> {
         let shared = Arc::new(Shared { options, receiver, queue: Mutex::default(), work: Condvar::new() });
-        let lanes = Lanes { shared };
+        let mut lanes = Lanes { shared, rings: Vec::new() };
         for index in 0..options.lanes.max(1) {
             let shared = Arc::clone(&lanes.shared);
-            let lane = move || {
-                let flights = || Flights::new(options.depth.max(1) + 1, room_bytes(slice_bytes)).ok();
-                match options.ring.then(flights).flatten() {
-                    Some(flights) => with_ring(&shared, flights),
-                    None => one_by_one(&shared),
-                }
+            let ring = || RingLane::new(options.depth.max(1), room_bytes(slice_bytes)).ok().map(Arc::new);
+            let ring = options.ring.then(ring).flatten();
+            let own = ring.clone();
+            let lane = move || match own {
+                Some(ring) => ring.run(&shared),
+                None => one_by_one(&shared),
             };
             let spawned = std::thread::Builder::new().name(format!("airs-lane-{index}")).spawn(lane);
-            if let (Err(e), 0) = (spawned, index) {
-                return Err(Error::io("the thread that reads", e));
+            match spawned {
+                Ok(_) => lanes.rings.extend(ring),
+                Err(e) if index == 0 => return Err(Error::io("the thread that reads", e)),
+                Err(_) => (),
             }
         }
         Ok(lanes)
@@ -145,12 +156,24 @@ impl Lanes {
     /// Has `slices` read, in this order and before all that is only read ahead.
     pub fn want(&self, slices: impl IntoIterator<Item = Slice>) {
         self.shared.lock().wanted.extend(slices);
-        self.shared.work.notify_all();
+        self.begin();
     }
 
     /// Has `slices` read when nothing else is wanted.
     pub fn read_ahead(&self, slices: impl IntoIterator<Item = Slice>) {
         self.shared.lock().ahead.extend(slices);
+        self.begin();
+    }
+
+    /// Begins what there are free buffers for, on this thread, and wakes the lanes: they would have to wait for a processor first
+    /// where all are computing, and the device with them.
+    fn begin(&self) {
+        if self.shared.lock().is_empty() {
+            return;
+        }
+        while self.rings.iter().filter(|ring| ring.begin_one(&self.shared)).count() > 0 {}
+        // What was begun is seen by a lane that is about to sleep.
+        drop(self.shared.lock());
         self.shared.work.notify_all();
     }
 
@@ -197,18 +220,11 @@ impl Shared {
         self.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The next slice; waits for it if `wait`. `None`: there is nothing now, or nothing any more.
-    fn next(&self, wait: bool) -> Option<Slice> {
-        let mut queue = self.lock();
-        loop {
-            if queue.stop {
-                return None;
-            }
-            match queue.take() {
-                None if wait => queue = self.work.wait(queue).unwrap_or_else(PoisonError::into_inner),
-                found => return found,
-            }
-        }
+    /// Waits until there is something in the queue, or `is_busy`; tells whether it goes on.
+    fn wait(&self, is_busy: impl Fn() -> bool) -> bool {
+        let idle = |queue: &mut Queue| !queue.stop && queue.is_empty() && !is_busy();
+        let queue = self.work.wait_while(self.lock(), idle).unwrap_or_else(PoisonError::into_inner);
+        !queue.stop || is_busy()
     }
 
     /// A read has ended.
@@ -235,7 +251,8 @@ impl Shared {
 /// A lane without a ring.
 fn one_by_one(shared: &Shared) {
     let mut room = ReadRoom::new(false);
-    while let Some(slice) = shared.next(true) {
+    while shared.wait(|| false) {
+        let Some(slice) = shared.lock().take() else { continue };
         let read = read(&slice, &mut room);
         shared.ended(&slice);
         shared.hand_over(&slice, read.map(|place| &room.bytes()[place]));
@@ -249,69 +266,4 @@ fn read(slice: &Slice, room: &mut ReadRoom) -> Result<Range<usize>, Error> {
     let bug = |what| Err(Error::bug(slice.source.name(), slice.range.start, what));
     let places = read.unwrap_or_else(bug)?;
     Ok(places.into_iter().next().unwrap_or(0..0))
-}
-
-/// A lane with a ring.
-struct RingLane<'a> {
-    shared: &'a Shared,
-    flights: Flights,
-    /// By buffer: what is on its way into it.
-    flying: Vec<Option<Slice>>,
-    /// What has come and was not handed over yet.
-    landed: Vec<Option<Slice>>,
-    room: ReadRoom,
-}
-
-fn with_ring(shared: &Shared, flights: Flights) {
-    let none = || (0..flights.len()).map(|_| None).collect();
-    let (flying, landed) = (none(), none());
-    let mut lane = RingLane { shared, flights, flying, landed, room: ReadRoom::new(false) };
-    while lane.top_up(true) {
-        let done = lane.flights.wait();
-        for &(index, _) in &done {
-            lane.landed[index] = lane.flying[index].take();
-            lane.landed[index].iter().for_each(|slice| shared.ended(slice));
-        }
-        for (index, got) in done {
-            // The device first.
-            lane.top_up(false);
-            lane.hand_over(index, got);
-        }
-    }
-}
-
-impl RingLane<'_> {
-    /// Begins reads until enough are in flight or nothing is wanted, and with `wait` until one is; tells whether any is.
-    fn top_up(&mut self, wait: bool) -> bool {
-        loop {
-            let in_flight = self.flying.iter().flatten().count();
-            let idle = (0..self.flights.len()).find(|&i| self.flying[i].is_none() && self.landed[i].is_none());
-            let (Some(index), true) = (idle, in_flight < self.shared.options.depth.max(1)) else {
-                return in_flight > 0;
-            };
-            let Some(slice) = self.shared.next(wait && in_flight == 0) else { return in_flight > 0 };
-            if self.begin(index, &slice) {
-                self.flying[index] = Some(slice);
-            } else {
-                let read = read(&slice, &mut self.room);
-                self.shared.ended(&slice);
-                self.shared.hand_over(&slice, read.map(|place| &self.room.bytes()[place]));
-            }
-        }
-    }
-
-    /// Begins to read `slice` into buffer `index`, if it is read past the page cache and fits.
-    fn begin(&mut self, index: usize, slice: &Slice) -> bool {
-        let Some((file, wide)) = slice.source.as_file().and_then(|file| file.begin_direct(&slice.range)) else {
-            return false;
-        };
-        self.flights.begin(index, file, wide)
-    }
-
-    fn hand_over(&mut self, index: usize, got: io::Result<usize>) {
-        let Some(slice) = self.landed[index].take() else { return };
-        let Some(file) = slice.source.as_file() else { return };
-        let read = file.end_direct(&slice.range, self.flights.buffer_mut(index), got);
-        self.shared.hand_over(&slice, read.map(|place| &self.flights.buffer_mut(index)[place]));
-    }
 }
