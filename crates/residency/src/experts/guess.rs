@@ -2,11 +2,11 @@
 //!
 //! While a layer's attention is computed the drive has nothing to do, because the layer's router has not spoken yet. Its
 //! outputs for the residual stream before the attention tell which experts it will probably want. A right guess begins its
-//! read earlier by the time from the guess to the routing (*hidden*); after a wrong one the drive is busy for what the read
-//! takes beyond that. So a guess is worth a read while
+//! read earlier by the time from the guess to the routing (*hidden*); after a wrong one the drive is busy with what was begun
+//! until then, and the rest is not read. So a guess is worth a read while
 //!
 //! ```text
-//! right * min(hidden, read)  >  (1 - right) * (read - hidden)
+//! right * min(hidden, read)  >  (1 - right) * (begun - hidden)
 //! ```
 //!
 //! The share of right guesses and both times are measured. A guess that is not worth a read is settled all the same: that
@@ -47,6 +47,8 @@ impl Average {
 #[derive(Debug, Clone, Default)]
 pub struct Guesses {
     when: GuessWhen,
+    /// The share of an expert that is read at once.
+    at_once: f64,
     right: Average,
     hidden_s: Average,
     read_s: Average,
@@ -55,9 +57,9 @@ pub struct Guesses {
 }
 
 impl Guesses {
-    /// None yet.
-    pub fn new(when: GuessWhen) -> Guesses {
-        Guesses { when, ..Guesses::default() }
+    /// None yet. Of the slices of an expert, the share `at_once` is read at the same time.
+    pub fn new(when: GuessWhen, at_once: f64) -> Guesses {
+        Guesses { when, at_once: at_once.clamp(0.01, 1.0), ..Guesses::default() }
     }
 
     /// Whether to guess for the layer that comes next.
@@ -75,7 +77,9 @@ impl Guesses {
         match (self.when, self.right.0, self.hidden_s.0, self.read_s.0) {
             (GuessWhen::Always, ..) => true,
             (GuessWhen::Auto, Some(right), Some(hidden), Some(read)) if self.settled >= SETTLED_MIN => {
-                right * hidden.min(read) > (1.0 - right) * (read - hidden)
+                let turn = self.at_once * read;
+                let begun = (turn * (1.0 + (hidden / turn).floor())).min(read);
+                right * hidden.min(read) > (1.0 - right) * (begun - hidden)
             }
             _ => false,
         }
@@ -105,7 +109,11 @@ mod tests {
     }
 
     fn after(right: u32, hidden_us: u64, read_us: u64) -> bool {
-        let mut guesses = Guesses::new(GuessWhen::Auto);
+        pays_at(1.0, right, hidden_us, read_us)
+    }
+
+    fn pays_at(at_once: f64, right: u32, hidden_us: u64, read_us: u64) -> bool {
+        let mut guesses = Guesses::new(GuessWhen::Auto, at_once);
         settle(&mut guesses, 400, right, hidden_us, read_us);
         guesses.pays()
     }
@@ -116,11 +124,14 @@ mod tests {
         assert!(!after(75, 500, 2600), "0.38 < 0.53: a slow drive");
         assert!(!after(30, 500, 1150), "0.15 < 0.46: bad guesses");
         assert!(after(10, 1200, 1150), "it costs nothing where all of it is hidden");
+        assert!(pays_at(0.66, 75, 500, 2600), "0.38 > 0.30: a third of the read is not begun");
+        assert!(!pays_at(0.33, 75, 500, 9000) && pays_at(0.33, 75, 500, 4500), "0.38 < 0.61, 0.38 > 0.25");
+        assert!(!pays_at(0.33, 45, 500, 1400), "0.23 < 0.23: the second turn has begun");
     }
 
     #[test]
     fn nothing_is_read_before_guesses_are_settled_and_dry_ones_go_on_where_they_do_not_pay() {
-        let mut guesses = Guesses::new(GuessWhen::Auto);
+        let mut guesses = Guesses::new(GuessWhen::Auto, 1.0);
         settle(&mut guesses, SETTLED_MIN - 1, 100, 500, 600);
         assert!(guesses.asks() && !guesses.pays());
         settle(&mut guesses, 1, 100, 500, 600);
@@ -135,12 +146,12 @@ mod tests {
 
     #[test]
     fn off_asks_never_always_reads_at_once_and_an_unknown_rate_reads_nothing() {
-        let mut off = Guesses::new(GuessWhen::Off);
+        let mut off = Guesses::new(GuessWhen::Off, 1.0);
         settle(&mut off, 400, 100, 500, 100);
         assert!(!off.asks() && !off.pays());
-        let mut always = Guesses::new(GuessWhen::Always);
+        let mut always = Guesses::new(GuessWhen::Always, 1.0);
         assert!(always.asks() && always.pays());
-        let mut unknown = Guesses::new(GuessWhen::Auto);
+        let mut unknown = Guesses::new(GuessWhen::Auto, 1.0);
         (0..400).for_each(|_| unknown.settle(true, Duration::from_millis(1), None));
         assert!(!unknown.pays());
     }

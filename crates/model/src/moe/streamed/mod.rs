@@ -145,7 +145,7 @@ impl Streamed {
             last_layer: None,
             ahead: None,
             warming: Vec::new(),
-            guesses: Guesses::new(guess),
+            guesses: Guesses::new(guess, (options.lanes * options.depth) as f64 / PARTS as f64),
             guessed: None,
             guess_counts: GuessCounts::default(),
             timed: LaneStats::default(),
