@@ -16,7 +16,7 @@ pub use budget::{Bank, CacheAsk, CacheSize};
 pub use cache::{Acquired, Cache, Counts};
 pub use guess::{GuessWhen, Guesses};
 pub use policy::Policy;
-pub use trace::Trace;
+pub use trace::{Trace, Visit};
 
 /// An expert of a layer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
