@@ -98,7 +98,7 @@ fn attentions(c: &mut Criterion) {
         let mut blocks = vec![vec![0; shape.block_bytes()].into_boxed_slice(); positions / KV_BLOCK];
         for position in 0..positions {
             let (key, value) = (rng.normals(kv_len, 1.0), rng.normals(kv_len, 1.0));
-            write_kv(level, &shape, &mut blocks[position / KV_BLOCK], position % KV_BLOCK, &key, &value);
+            write_kv(level, &shape, &mut blocks[position / KV_BLOCK], position % KV_BLOCK, &[], &key, &value);
         }
         let views: Vec<&[u8]> = blocks.iter().map(|block| &**block).collect();
         let kv = KvBlocks { blocks: &views };

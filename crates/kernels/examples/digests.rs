@@ -167,8 +167,8 @@ fn attended(pool: &mut Pool, level: Level, shape: &Shape) -> Vec<f32> {
     let fresh = || vec![0; shape.block_bytes()].into_boxed_slice();
     let mut blocks: Vec<Box<[u8]>> = (0..tokens.div_ceil(KV_BLOCK)).map(|_| fresh()).collect();
     for t in 0..tokens {
-        let (k, v) = (&k[t * k_row..][..k_row], &v[t * v_row..][..v_row]);
-        write_kv(level, shape, &mut blocks[t / KV_BLOCK], t % KV_BLOCK, k, v);
+        let (q, k, v) = (&q[t * row..][..row], &k[t * k_row..][..k_row], &v[t * v_row..][..v_row]);
+        write_kv(level, shape, &mut blocks[t / KV_BLOCK], t % KV_BLOCK, q, k, v);
     }
     let views: Vec<&[u8]> = blocks.iter().map(|block| &**block).collect();
     let kv = KvBlocks { blocks: &views };

@@ -19,6 +19,12 @@ struct Case {
 }
 
 impl Case {
+    /// Queries of a position.
+    fn queries(&self, t: usize) -> &[f32] {
+        let row = self.shape.heads * self.shape.head_len;
+        &self.q[t * row..][..row]
+    }
+
     /// Keys and values of a position, as they are written.
     fn kv(&self, t: usize) -> (&[f32], &[f32]) {
         let (k, v) = (self.shape.heads_kv * self.shape.head_len, self.shape.heads_kv * self.shape.value_len);
@@ -28,7 +34,7 @@ impl Case {
     fn terms(&self) -> Terms<'_> {
         let key_bias = self.bias.as_ref().map(|b| {
             let turns = Turns { pairs: b.pairs, rows: &b.rows, within: &b.within };
-            KeyBias { bias: &b.bias, turns }
+            KeyBias { bias: &b.bias, pairs: &b.taken, turns }
         });
         Terms { sinks: self.sinks.as_deref(), key_bias }
     }
@@ -37,6 +43,8 @@ impl Case {
 /// A part of all keys, as [`KeyBias`] has it.
 struct Bias {
     bias: Vec<f32>,
+    /// Pairs of each KV head that have one.
+    taken: Vec<Vec<u16>>,
     pairs: usize,
     rows: Vec<f32>,
     within: Vec<f32>,
@@ -104,9 +112,19 @@ fn with_sinks(mut case: Case) -> Case {
     case
 }
 
-/// Keys get a part in addition that is longer than they are, `pairs` of it rotated.
+/// Keys get a part in addition that is longer than they are, `pairs` of it rotated, of which some have none, and all of the last
+/// head.
 fn with_bias(mut case: Case, pairs: usize) -> Case {
-    let bias = Rng::new(7).normals(case.shape.heads_kv * case.shape.head_len, 3.0);
+    let (heads, n) = (case.shape.heads_kv, case.shape.head_len);
+    let mut bias = Rng::new(7).normals(heads * n, 3.0);
+    let taken: Vec<Vec<u16>> = (0..heads)
+        .map(|head| (0..pairs as u16).filter(|i| head + 1 < heads && (head + usize::from(*i)) % 3 > 0).collect())
+        .collect();
+    for (head, taken) in bias.chunks_exact_mut(n).zip(&taken) {
+        for i in (0..pairs).filter(|i| !taken.contains(&(*i as u16))) {
+            (head[i], head[pairs + i]) = (0.0, 0.0);
+        }
+    }
     let (mut rows, mut within) = (Vec::new(), vec![0.0; pairs * 2 * KV_BLOCK]);
     for position in 0..case.tokens.next_multiple_of(KV_BLOCK) {
         let row: Vec<_> = turn(pairs, position, 1.25).collect();
@@ -117,7 +135,7 @@ fn with_bias(mut case: Case, pairs: usize) -> Case {
             (pair[position], pair[KV_BLOCK + position]) = (cos, sin);
         }
     }
-    case.bias = Some(Bias { bias, pairs, rows, within });
+    case.bias = Some(Bias { bias, taken, pairs, rows, within });
     case
 }
 
@@ -138,7 +156,7 @@ fn run(case: &Case, level: Level, threads: usize, chunk: usize) -> Vec<f32> {
                 blocks.push(fresh());
             }
             let (k, v) = case.kv(t);
-            write_kv(level, shape, &mut blocks[t / KV_BLOCK][layer..], t % KV_BLOCK, k, v);
+            write_kv(level, shape, &mut blocks[t / KV_BLOCK][layer..], t % KV_BLOCK, case.queries(t), k, v);
         }
         let views: Vec<&[u8]> = blocks.iter().map(|block| &block[layer..]).collect();
         let kv = KvBlocks { blocks: &views };
@@ -201,6 +219,7 @@ fn cases() -> Vec<Case> {
         case(16, 1, 128, None, None, 33),
         case(70, 1, 32, None, None, 20),
         case(5, 5, 48, Some(3), None, 100),
+        with_types(case(16, 8, 32, Some(300), None, 2 * SPLIT + 37), KvType::Q8_0, KvType::F16),
         with_sinks(case(8, 2, 64, None, None, 3 * SPLIT + 1)),
         with_sinks(case(8, 1, 32, Some(20), None, 50)),
         with_types(case(9, 3, 64, None, None, 2 * SPLIT + 37), KvType::Q8_0, KvType::Q8_0),
@@ -299,7 +318,7 @@ fn cache(case: &Case, level: Level) -> Vec<Box<[u8]>> {
     let mut blocks = vec![vec![0xff; shape.block_bytes()].into_boxed_slice(); case.tokens.div_ceil(KV_BLOCK)];
     for t in 0..case.tokens {
         let (k, v) = case.kv(t);
-        write_kv(level, shape, &mut blocks[t / KV_BLOCK], t % KV_BLOCK, k, v);
+        write_kv(level, shape, &mut blocks[t / KV_BLOCK], t % KV_BLOCK, case.queries(t), k, v);
     }
     blocks
 }

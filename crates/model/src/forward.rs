@@ -10,7 +10,7 @@ use crate::record::StepRecord;
 use crate::rope::RopeTable;
 use crate::weights::{KeyPrior, Layer, Mlp, Weights};
 use kernels::activations::{Activations, Forms, Norm, Precision};
-use kernels::attention::{self, KV_BLOCK, KeyBias, KvBlocks, KvType, Shape, Terms};
+use kernels::attention::{self, KV_BLOCK, KvBlocks, KvType, Shape, Terms};
 use kernels::isa::Level;
 use kernels::matmul::{Matrix, Output, matmul, matmul_gated};
 use kernels::ops;
@@ -291,7 +291,7 @@ impl<'a> Forward<'a> {
         let attended = grow(&mut s.attended, n * q_len);
         let terms = Terms {
             sinks: layer.sinks.as_deref(),
-            key_bias: key_prior(layer, &shape).and_then(KeyPrior::key_bias).map(|bias| KeyBias { bias, turns }),
+            key_bias: key_prior(layer, &shape).and_then(|prior| prior.key_bias(turns)),
         };
         attention::attention(self.pool, level, &shape, &parts, &s.qkv, row_len, terms, attended, &mut s.attention);
         s.attended_runs = recycled(&mut parts);
@@ -319,7 +319,7 @@ impl<'a> Forward<'a> {
             if let Some(ones) = &layer.v_norm {
                 ops::rms_norm(level, v, ones, c.norm_epsilon);
             }
-            attention::write_kv(level, shape, kv, position % KV_BLOCK, k, v);
+            attention::write_kv(level, shape, kv, position % KV_BLOCK, q, k, v);
         });
     }
 

@@ -70,7 +70,7 @@ impl Forward<'_> {
             let (latent, rotated) = row.split_at_mut(of.len);
             ops::rms_norm(level, latent, &latents.norm, c.norm_epsilon);
             ops::rope(level, rotated, c.rope_len, rope.row(position));
-            attention::write_kv(level, &shape, kv, position % KV_BLOCK, row, &[]);
+            attention::write_kv(level, &shape, kv, position % KV_BLOCK, &[], row, &[]);
         });
         let (weights, s) = (self.weights, &mut *self.scratch);
         let views = KvViews::of(&mut s.views, self.kv, self.groups, &shape, index, runs);

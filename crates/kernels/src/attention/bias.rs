@@ -23,6 +23,8 @@ pub struct Terms<'a> {
 pub struct KeyBias<'a> {
     /// `heads_kv * head_len` values.
     pub bias: &'a [f32],
+    /// For each KV head its pairs that have one, ascending; the others' are 0.
+    pub pairs: &'a [Vec<u16>],
     /// How they are rotated.
     pub turns: Turns<'a>,
 }
@@ -70,11 +72,19 @@ impl Turns<'_> {
         }
     }
 
-    /// Adds the scores of vector `h` of a block for waves that are turned to it.
+    /// Adds the scores of vector `h` of a block for waves, those of `pairs`, that are turned to it.
     #[inline(always)]
-    pub(super) fn add<S: Simd, const R: usize>(&self, s: S, h: usize, waves: &[Waves], acc: &mut [S::F; R]) {
+    pub(super) fn add<S: Simd, const R: usize>(
+        &self,
+        s: S,
+        pairs: &[u16],
+        h: usize,
+        waves: &[Waves],
+        acc: &mut [S::F; R],
+    ) {
         let waves = waves.first_chunk::<R>().expect("waves of a pack");
-        for (i, pair) in self.within.chunks_exact(2 * KV_BLOCK).take(self.pairs).enumerate() {
+        for i in pairs.iter().map(|&i| usize::from(i)) {
+            let pair = &self.within[2 * KV_BLOCK * i..][..2 * KV_BLOCK];
             let (cos, sin) = (s.f_load(&pair[S::LANES * h..]), s.f_load(&pair[KV_BLOCK + S::LANES * h..]));
             for r in 0..R {
                 acc[r] = s.f_fma(cos, s.f_splat(waves[r][i]), acc[r]);

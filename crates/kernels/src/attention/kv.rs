@@ -7,6 +7,7 @@
 //! Both are rotated first, by a Hadamard transform (its own inverse) that spreads outliers over the head and makes values
 //! nearly normal: so the levels of Q4_0 are the unequal ones of IQ4_NL, which have a sixth less error than equal steps.
 
+use super::rounding::Rounding;
 use super::{HEAD_LEN_MAX, KV_BLOCK};
 use crate::math::{f16_to_f32, f32_to_f16, sum16};
 use crate::ops::hadamard;
@@ -82,7 +83,7 @@ pub(super) fn rotate(x: &mut [f32], first: usize) {
 }
 
 /// The level of 4 bits next to each whole number from -128 on.
-const NEAREST: [u8; 256] = {
+pub(super) const NEAREST: [u8; 256] = {
     let mut nearest = [0; 256];
     let mut level = 0;
     let mut i = 0;
@@ -157,9 +158,16 @@ fn levels<S: Simd>(s: S, x: &[f32], extreme: f32) -> ([u8; 32], u16) {
     (codes, f32_to_f16(scale))
 }
 
-/// Writes the key of position `slot`.
+/// Writes the key of position `slot`, rounded by `rounding` if it has 4 bits.
 #[inline(always)]
-pub(super) fn write_key<S: Simd>(s: S, ty: KvType, keys: &mut [u8], slot: usize, key: &[f32]) {
+pub(super) fn write_key<S: Simd>(
+    s: S,
+    ty: KvType,
+    keys: &mut [u8],
+    slot: usize,
+    key: &[f32],
+    mut rounding: Option<Rounding<'_>>,
+) {
     if ty == KvType::F16 {
         let mut half = [0; 16];
         for at in (0..key.len()).step_by(S::LANES) {
@@ -170,8 +178,11 @@ pub(super) fn write_key<S: Simd>(s: S, ty: KvType, keys: &mut [u8], slot: usize,
         }
         return;
     }
-    for (block, x) in keys.chunks_exact_mut(KV_BLOCK * ty.bytes(32)).zip(key.chunks_exact(32)) {
-        let (q, scale) = quantize(s, ty, x);
+    for (i, (block, x)) in keys.chunks_exact_mut(KV_BLOCK * ty.bytes(32)).zip(key.chunks_exact(32)).enumerate() {
+        let (mut q, scale) = quantize(s, ty, x);
+        if let Some(rounding) = &mut rounding {
+            q = rounding.levels(32 * i, x, f16_to_f32(scale));
+        }
         block[2 * slot..2 * slot + 2].copy_from_slice(&scale.to_le_bytes());
         let words = block[32..].chunks_exact_mut(4 * KV_BLOCK);
         for (i, vector) in words.enumerate() {

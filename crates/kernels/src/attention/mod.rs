@@ -18,6 +18,7 @@
 mod bias;
 pub mod kv;
 mod products;
+mod rounding;
 mod tile;
 
 use crate::isa::Level;
@@ -25,8 +26,9 @@ use crate::simd::{Op, Simd};
 use crate::threads::Pool;
 pub use bias::{KeyBias, Terms, Turns};
 pub use kv::KvType;
+use rounding::{QUERIES, Rounding};
 use std::ops::Range;
-use tile::{Attend, Finish, Merge, ROWS, Rows, WORK};
+use tile::{Attend, Finish, Merge, Prepare, Query, ROWS, Rows, WORK, Work};
 
 /// Positions of a KV block.
 pub const KV_BLOCK: usize = 16;
@@ -115,15 +117,25 @@ impl<'a> KvBlocks<'a> {
 }
 
 /// Writes the rows of keys (`heads_kv * head_len` values) and values (`heads_kv * value_len`, none where they are shared) of
-/// the position `slot` of a block's layer.
-pub fn write_kv(level: Level, shape: &Shape, layer: &mut [u8], slot: usize, key: &[f32], value: &[f32]) {
-    level.run(WriteKv { shape, layer, slot, key, value });
+/// the position `slot` of a block's layer. Keys of 4 bits are rounded for the token's own `queries` (`heads * head_len` values, or
+/// none).
+pub fn write_kv(
+    level: Level,
+    shape: &Shape,
+    layer: &mut [u8],
+    slot: usize,
+    queries: &[f32],
+    key: &[f32],
+    value: &[f32],
+) {
+    level.run(WriteKv { shape, layer, slot, queries, key, value });
 }
 
 struct WriteKv<'a> {
     shape: &'a Shape,
     layer: &'a mut [u8],
     slot: usize,
+    queries: &'a [f32],
     key: &'a [f32],
     value: &'a [f32],
 }
@@ -132,18 +144,18 @@ impl Op for WriteKv<'_> {
     type Out = ();
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
-        let shape = self.shape;
+        let (shape, first) = (self.shape, self.shape.first_piece());
         let mut values = self.value.chunks_exact(shape.value_len);
+        let known = if shape.type_k == KvType::Q4_0 { self.queries } else { &[] };
+        let mut queries = known.chunks_exact(shape.group() * shape.head_len);
+        let mut queries_room = (!known.is_empty()).then(|| [[0.0; QUERIES]; HEAD_LEN_MAX]);
         let heads = self.layer.chunks_exact_mut(shape.head_bytes()).zip(self.key.chunks_exact(shape.head_len));
         for (head, key) in heads {
             let (keys, room) = head.split_at_mut(KV_BLOCK * shape.type_k.bytes(shape.head_len));
-            kv::write_key(
-                s,
-                shape.type_k,
-                keys,
-                self.slot,
-                &kv::rotated(shape.type_k, key, shape.first_piece())[..key.len()],
-            );
+            let own = queries_room.as_mut().zip(queries.next());
+            let rounding = own.map(|(room, own)| Rounding::new(own, key.len(), first, room));
+            let key = &kv::rotated(shape.type_k, key, first)[..key.len()];
+            kv::write_key(s, shape.type_k, keys, self.slot, key, rounding);
             if let (false, Some(value)) = (shape.shared, values.next()) {
                 let value = &kv::rotated(shape.type_v, value, value.len())[..value.len()];
                 kv::write_value(s, shape.type_v, room, self.slot, value);
@@ -171,9 +183,11 @@ pub struct Scratch {
     tiles: Vec<Tile>,
     /// Rows of each tile in the output.
     bands: Vec<Range<usize>>,
-    /// What is computed apart: a tile, a KV head and a split.
+    /// What is computed apart: a tile, a KV head, and the first of some splits, whose queries are prepared once.
     pieces: Vec<(usize, usize, usize)>,
-    /// Results of each piece: for each of its rows m, l, then the outputs.
+    /// How many splits that are, but for the last of a head.
+    piece_splits: usize,
+    /// Results of each split of a piece: for each of its rows m, l, then the outputs.
     partial: Vec<f32>,
 }
 
@@ -211,27 +225,32 @@ pub fn attention(
     shape.check();
     let (group, n, Terms { sinks, key_bias }) = (shape.group(), shape.value_len, terms);
     let products = scratch.cut(shape, runs, pool.threads()) * group * (shape.head_len + n);
-    let Scratch { tiles, bands, pieces, partial } = scratch;
-    let attend = |tile: &Tile, head_kv, splits, rows: Range<usize>, then: &mut dyn FnMut(&mut tile::Work, Rows)| {
+    let Scratch { tiles, bands, pieces, piece_splits, partial } = scratch;
+    let prepared = |tile: &Tile, head_kv, rows: Range<usize>, then: &mut dyn FnMut(Query<'_>, Rows, &mut Work)| {
         let Run { kv, first, position, .. } = runs[tile.run];
-        let query = tile::Query { shape, kv, position, q: &q[first * q_stride..], q_stride, key_bias };
+        let query = Query { shape, kv, position, q: &q[first * q_stride..], q_stride, key_bias };
         let rows = Rows { head_kv, token: tile.tokens.start, group, first: rows.start, len: rows.len() };
         WORK.with_borrow_mut(|work| {
-            level.run(Attend { query, rows, splits, work });
-            then(work, rows);
+            level.run(Prepare { query, rows, work });
+            then(query, rows, work);
         });
     };
     let row_floats = n + 2;
-    let piece_floats = pieces.iter().map(|p| tiles[p.0].tokens.len()).max().unwrap_or(0) * group * row_floats;
-    let needed = pieces.len() * piece_floats;
+    let split_floats = pieces.iter().map(|p| tiles[p.0].tokens.len()).max().unwrap_or(0) * group * row_floats;
+    let needed = pieces.len() * *piece_splits * split_floats;
     if partial.len() < needed {
         partial.resize(needed, 0.0);
     }
-    pool.run_chunks(&mut partial[..needed], piece_floats, |i, out| {
-        let (t, head_kv, split) = pieces[i];
+    pool.run_chunks(&mut partial[..needed], *piece_splits * split_floats, |i, out| {
+        let (t, head_kv, first) = pieces[i];
+        let splits = first..tiles[t].splits().end;
         for rows in chunks(tiles[t].tokens.len() * group) {
-            let out = &mut out[rows.start * row_floats..];
-            attend(&tiles[t], head_kv, split..split + 1, rows, &mut |work, rows| work.save(rows, n, out));
+            prepared(&tiles[t], head_kv, rows, &mut |query, rows, work| {
+                for (split, out) in splits.clone().zip(out.chunks_exact_mut(split_floats)) {
+                    level.run(Attend { query, rows, splits: split..split + 1, work });
+                    work.save(rows, n, &mut out[rows.first * row_floats..]);
+                }
+            });
         }
     });
     let partial = &partial[..needed];
@@ -243,20 +262,21 @@ pub fn attention(
         if let Some(piece) = tile.piece {
             let splits = tile.splits().len();
             for head in 0..cell.row(0).len() / n {
-                let first = piece + (head_kv + head / group) * splits;
+                let first = (piece + (head_kv + head / group) * splits.div_ceil(*piece_splits)) * *piece_splits;
                 for token in 0..cell.rows() {
                     let row = (token * group + head % group) * row_floats;
-                    let partial = &partial[first * piece_floats + row..];
+                    let partial = &partial[first * split_floats + row..];
                     let out = &mut cell.row(token)[head * n..][..n];
                     let sink = sinks.map(|sinks| sinks[head_kv * group + head]);
-                    level.run(Merge { shape, partial, step: piece_floats, splits, sink, out });
+                    level.run(Merge { shape, partial, step: split_floats, splits, sink, out });
                 }
             }
             return;
         }
         for head in 0..cell.row(0).len() / (group * n) {
             for rows in chunks(tile.tokens.len() * group) {
-                attend(tile, head_kv + head, tile.splits(), rows, &mut |work, rows| {
+                prepared(tile, head_kv + head, rows, &mut |query, rows, work| {
+                    level.run(Attend { query, rows, splits: tile.splits(), work });
                     level.run(Finish { shape, rows, sinks, work, cell, col: head * group * n });
                 });
             }
@@ -290,12 +310,18 @@ impl Scratch {
                 bands.push(r.first + first..r.first + last);
             }
         }
-        for (t, tile) in tiles.iter_mut().enumerate() {
-            // A cell that is more than a quarter of a thread's share would leave the others waiting.
-            if threads > 1 && tile.splits().len() > 1 && cost(tile) * 4 * threads > total {
-                tile.piece = Some(pieces.len());
-                pieces.extend((0..shape.heads_kv).flat_map(|head| tile.splits().map(move |split| (t, head, split))));
-            }
+        // A cell that is more than a quarter of a thread's share would leave the others waiting.
+        let is_cut = |tile: &Tile| threads > 1 && tile.splits().len() > 1 && cost(tile) * 4 * threads > total;
+        let cut = || tiles.iter().filter(|tile| is_cut(tile)).map(|tile| tile.splits().len());
+        let longest = cut().max().unwrap_or(1);
+        let step = (cut().sum::<usize>() * shape.heads_kv / (4 * threads)).clamp(1, longest);
+        // As many pieces of one length.
+        let step = longest.div_ceil(longest.div_ceil(step));
+        self.piece_splits = step;
+        for (t, tile) in tiles.iter_mut().enumerate().filter(|(_, tile)| is_cut(tile)) {
+            tile.piece = Some(pieces.len());
+            let firsts = |head| tile.splits().step_by(step).map(move |first| (t, head, first));
+            pieces.extend((0..shape.heads_kv).flat_map(firsts));
         }
         total
     }
@@ -338,12 +364,17 @@ mod tests {
             scratch.cut(&shape(None), runs, threads);
             scratch.pieces.len()
         };
-        assert_eq!(pieces(&[run(16 * SPLIT - 1, 1)], 2), 3 * 16, "a head's splits are all there is to share out");
+        assert_eq!(
+            pieces(&[run(16 * SPLIT - 1, 1)], 2),
+            3 * 3,
+            "a head's 16 splits, six a piece, are all there is to share"
+        );
+        assert_eq!(pieces(&[run(2 * SPLIT - 1, 1)], 2), 3 * 2, "few splits are pieces of their own");
         assert_eq!(pieces(&[run(16 * SPLIT - 1, 1)], 1), 0, "one thread");
         assert_eq!(pieces(&[run(0, 1)], 2), 0, "one split");
         assert_eq!(pieces(&[run(0, 512)], 2), 0, "enough tiles");
         assert_eq!(pieces(&[run(1000, 1); 8], 2), 0, "enough sequences");
-        assert_eq!(pieces(&[run(16 * SPLIT - 1, 1), run(10, 1), run(10, 1)], 2), 3 * 16, "the long one of three");
+        assert_eq!(pieces(&[run(16 * SPLIT - 1, 1), run(10, 1), run(10, 1)], 2), 3 * 3, "the long one of three");
     }
 
     #[test]

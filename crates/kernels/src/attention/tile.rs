@@ -115,7 +115,22 @@ impl Work {
     }
 }
 
-/// Some splits of some rows, merged in order: leaves M, L and O in `work`.
+/// Makes the queries of some rows ready for [`Attend`].
+pub(super) struct Prepare<'a, 'w> {
+    pub(super) query: Query<'a>,
+    pub(super) rows: Rows,
+    pub(super) work: &'w mut Work,
+}
+
+impl Op for Prepare<'_, '_> {
+    type Out = ();
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        prepare(s, &self.query, self.rows, self.work);
+    }
+}
+
+/// Some splits of some rows that are prepared, merged in order: leaves M, L and O in `work`.
 pub(super) struct Attend<'a, 'w> {
     pub(super) query: Query<'a>,
     pub(super) rows: Rows,
@@ -129,7 +144,9 @@ impl Op for Attend<'_, '_> {
     fn run<S: Simd>(self, s: S) {
         let Attend { query, rows, splits, work } = self;
         let pack_len = pack_len::<S>();
-        prepare(s, &query, rows, work);
+        work.max = [f32::NEG_INFINITY; ROWS];
+        work.sum = [0.0; ROWS];
+        work.out[..rows.len].iter_mut().for_each(|out| out[..query.shape.value_len].fill(0.0));
         for split in splits {
             for first in (0..rows.len).step_by(pack_len) {
                 let pack = Pack { query: &query, rows, first, len: pack_len.min(rows.len - first), split };
@@ -157,7 +174,7 @@ fn width(len: usize) -> usize {
     if len <= 4 { len } else { PACK }
 }
 
-/// Scales, rotates and quantizes the queries, and clears the results.
+/// Scales, rotates and quantizes the queries.
 #[inline(always)]
 fn prepare<S: Simd>(s: S, query: &Query<'_>, rows: Rows, work: &mut Work) {
     let shape = query.shape;
@@ -168,16 +185,13 @@ fn prepare<S: Simd>(s: S, query: &Query<'_>, rows: Rows, work: &mut Work) {
         for (to, x) in q.iter_mut().zip(&query.q[from..from + n]) {
             *to = x * shape.scale;
         }
-        if let Some(KeyBias { bias, turns }) = &query.key_bias {
+        if let Some(KeyBias { bias, turns, .. }) = &query.key_bias {
             work.flat[r] = waves(q, &bias[rows.head_kv * n..][..n], turns.pairs, &mut work.waves[r]);
         }
         if shape.type_k.is_rotated() {
             kv::rotate(q, shape.first_piece());
         }
-        work.out[r][..shape.value_len].fill(0.0);
     }
-    work.max = [f32::NEG_INFINITY; ROWS];
-    work.sum = [0.0; ROWS];
     if shape.type_k == KvType::F16 {
         return;
     }
@@ -249,9 +263,11 @@ impl Pack<'_> {
         let q = work.q[self.first..].first_chunk::<R>().expect("rows in whole packs");
         let q8 = &work.q_quantized[self.first * QUERY_WORDS..];
         let waves = work.waves[self.first..].first_chunk::<R>().expect("rows in whole packs");
+        // A head whose pairs have none is spared the turning.
+        let key_bias = self.query.key_bias.map(|KeyBias { pairs, turns, .. }| (&pairs[self.rows.head_kv][..], turns));
         for block in span.start / KV_BLOCK..span.end.div_ceil(KV_BLOCK) {
             let (keys, _) = self.block(block);
-            if let Some(KeyBias { turns, .. }) = &self.query.key_bias {
+            if let Some((_, turns)) = key_bias.filter(|(pairs, _)| !pairs.is_empty()) {
                 turns.turn(self.split * (SPLIT / KV_BLOCK) + block, waves, &mut work.turned);
             }
             for h in 0..KV_BLOCK / S::LANES {
@@ -260,11 +276,11 @@ impl Pack<'_> {
                     KvType::Q8_0 => scores_quantized::<Q8_0, S, R>(s, keys, h, q8),
                     KvType::Q4_0 => scores_quantized::<IQ4_NL, S, R>(s, keys, h, q8),
                 };
-                if let Some(KeyBias { turns, .. }) = &self.query.key_bias {
+                if let Some((pairs, turns)) = &key_bias {
                     for (acc, flat) in acc.iter_mut().zip(&work.flat[self.first..]) {
                         *acc = s.f_add(*acc, s.f_splat(*flat));
                     }
-                    turns.add(s, h, &work.turned, &mut acc);
+                    turns.add(s, pairs, h, &work.turned, &mut acc);
                 }
                 for (score, to) in acc.into_iter().zip(&mut work.scores) {
                     let score = match shape.soft_cap {

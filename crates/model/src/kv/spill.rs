@@ -20,7 +20,7 @@ use std::sync::Arc;
 type Name = [u8; 32];
 
 /// Raised when the bytes of keys and values change that the kernels write for the same contents.
-const KV_LAYOUT: u32 = 2;
+const KV_LAYOUT: u32 = 3;
 
 /// Places of a file that are looked at to tell its content.
 const SAMPLES: u64 = 64;
