@@ -148,7 +148,7 @@ impl Op for WriteKv<'_> {
         let mut values = self.value.chunks_exact(shape.value_len);
         let known = if shape.type_k == KvType::Q4_0 { self.queries } else { &[] };
         let mut queries = known.chunks_exact(shape.group() * shape.head_len);
-        let mut queries_room = (!known.is_empty()).then(|| [[0.0; QUERIES]; HEAD_LEN_MAX]);
+        let mut queries_room = if known.is_empty() { None } else { Some([[0.0; QUERIES]; HEAD_LEN_MAX]) };
         let heads = self.layer.chunks_exact_mut(shape.head_bytes()).zip(self.key.chunks_exact(shape.head_len));
         for (head, key) in heads {
             let (keys, room) = head.split_at_mut(KV_BLOCK * shape.type_k.bytes(shape.head_len));
