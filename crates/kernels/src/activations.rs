@@ -1,7 +1,7 @@
 //! Activations, made ready for the matrix products: quantized to 8 bits, or as floats.
 //!
 //! Quantized columns have a scale for each 32, and a step for each 16: the scale times a power of two. So the dot products of both
-//! halves are added as integers, the coarser one shifted, and scaled once.
+//! halves are added as floats, the coarser one with a larger exponent, and scaled once.
 //!
 //! Each token is quantized by itself, so batch neighbours cannot matter. Tokens are interleaved in groups of G (1, 2, 4,
 //! 8 or 16: as many as an instruction set has accumulators for). For each 32 columns a group holds `BLOCK_WORDS` rows
@@ -450,7 +450,7 @@ pub(crate) fn rms_scale<S: Simd>(s: S, row: &[f32], epsilon: f32) -> f32 {
 const STRIP: usize = 256;
 /// Runs of 16 columns in a strip, each with a step of its own.
 const STRIP_STEPS: usize = STRIP / 16;
-/// The most that steps of the same 32 columns differ by: 2⁷, so that shifted dot products stay below 2²⁶.
+/// The most that steps of the same 32 columns differ by: 2⁷.
 const STEP_RATIO_MAX: f32 = 128.0;
 /// Keeps 1 / step finite where all columns are zero.
 const LARGEST_MIN: f32 = 1e-30;

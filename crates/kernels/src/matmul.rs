@@ -1,10 +1,10 @@
 //! Matrix products of packed weights with a batch of activations.
 //!
 //! Every output is one lane's chain over the blocks of its row, from the first to the last. For each 32 columns, with
-//! the dot products i₀ and i₁ of the first and the last 16, shifted as their steps ask, the activations' scale x and a weight
+//! the dot products i₀ and i₁ of the first and the last 16, times the powers of two of their steps, the activations' scale x and a weight
 //! scale w: `acc = fma((i₀ + i₁) · x, w, acc)`, and where the format has minima `acc = fma(min, sum of activations, acc)`. With
 //! weight scales for each 16 columns: `acc = fma(fma(i₁, w₁, i₀ · w₀), x, acc)`, and minima one by one, from sums of quantized
-//! values that are shifted likewise. Float weights: `acc = fma(weight, x, acc)` per column. Products in double precision
+//! values, times these powers. Float weights: `acc = fma(weight, x, acc)` per column. Products in double precision
 //! are the sum of two chains.
 
 mod bands;
