@@ -134,7 +134,7 @@ impl Pool {
     }
 
     /// Calls `task` with each cell of a grid over `data`: `shape.rows` rows of `shape.row_len` values, cut into cells
-    /// of `shape.cell_rows` rows and `shape.cell_cols` values. A cell is one task's alone.
+    /// of `shape.cell_rows` rows and at most `shape.cell_cols` values. A cell is one task's alone.
     pub fn run_grid<T: Send>(
         &mut self,
         data: &mut [T],
@@ -142,12 +142,18 @@ impl Pool {
         task: impl Fn(usize, usize, &mut Cell<'_, T>) + Sync,
     ) {
         assert!(shape.rows * shape.row_len <= data.len(), "a grid of {shape:?} over {} values", data.len());
-        let (down, across) = (shape.rows.div_ceil(shape.cell_rows), shape.row_len.div_ceil(shape.cell_cols));
+        assert!(shape.cell_cols >= shape.unit, "cells of {} values of whole {}s", shape.cell_cols, shape.unit);
+        let cuts = Cuts::new(shape.row_len.div_ceil(shape.unit), self.threads(), shape.cell_cols / shape.unit);
+        let (down, across) = (shape.rows.div_ceil(shape.cell_rows), cuts.cells());
         let base = Base(data.as_mut_ptr());
         self.run(down * across, |i| {
-            let (row, col) = (i / across * shape.cell_rows, i % across * shape.cell_cols);
+            let row = i / across * shape.cell_rows;
             let rows = row..shape.rows.min(row + shape.cell_rows);
-            task(row, col, &mut base.cell(shape.row_len, rows, col, shape.cell_cols));
+            let units = cuts.cell(i % across);
+            let col = units.start * shape.unit;
+            if !units.is_empty() {
+                task(row, col, &mut base.cell(shape.row_len, rows, col, units.len() * shape.unit));
+            }
         });
     }
 
@@ -174,8 +180,9 @@ impl Pool {
 
     /// Calls `task` with each piece of `chunk_len` values of `data` (the last may be shorter).
     pub fn run_chunks<T: Send>(&mut self, data: &mut [T], chunk_len: usize, task: impl Fn(usize, &mut [T]) + Sync) {
-        let shape = GridShape { rows: 1, row_len: data.len(), cell_rows: 1, cell_cols: chunk_len.max(1) };
-        self.run_grid(data, shape, |_, col, cell| task(col / chunk_len.max(1), cell.row(0)));
+        let (len, chunk_len) = (data.len(), chunk_len.max(1));
+        let base = Base(data.as_mut_ptr());
+        self.run(len.div_ceil(chunk_len), |i| task(i, base.cell(len, 0..1, i * chunk_len, chunk_len).row(0)));
     }
 }
 
@@ -305,8 +312,63 @@ pub struct GridShape {
     pub row_len: usize,
     /// Rows of a cell.
     pub cell_rows: usize,
-    /// Values of a cell's row.
+    /// Values of a cell's row at most, and at least `unit`.
     pub cell_cols: usize,
+    /// A row is cut between so many values.
+    pub unit: usize,
+}
+
+/// How the units of a row are cut into cells: each thread's share into equally many, of `most` units while at least as much as that is
+/// left behind them, and from there on ever smaller ones. Large cells are read as one stream; with small ones at the end nobody
+/// waits long for who began late or is slow.
+struct Cuts {
+    len: usize,
+    threads: usize,
+    most: usize,
+    /// Cells of a share; where shares differ, some are empty.
+    per_share: usize,
+}
+
+impl Cuts {
+    fn new(len: usize, threads: usize, most: usize) -> Self {
+        let longest = len.div_ceil(threads);
+        let mut cuts = Cuts { len, threads, most, per_share: 0 };
+        cuts.per_share = cuts.whole(longest);
+        let mut left = longest - cuts.per_share * most;
+        while left > 0 {
+            left -= cuts.next(left);
+            cuts.per_share += 1;
+        }
+        cuts
+    }
+
+    /// Cells of `most` units at the beginning of a share of `len`.
+    fn whole(&self, len: usize) -> usize {
+        (len / self.most).saturating_sub(1)
+    }
+
+    /// Units of the cell behind which less than `2 * most` are left with it.
+    fn next(&self, left: usize) -> usize {
+        // A thread alone waits for nobody; and a cell is not worth its start if it is far smaller than it might be.
+        let part = if self.threads == 1 { left } else { left / 2 };
+        part.clamp((self.most / 16).max(1), self.most).min(left)
+    }
+
+    fn cells(&self) -> usize {
+        self.threads * self.per_share
+    }
+
+    /// The units of cell `i`.
+    fn cell(&self, i: usize) -> Range<usize> {
+        let (thread, i) = (i / self.per_share, i % self.per_share);
+        let share = thread * self.len / self.threads..(thread + 1) * self.len / self.threads;
+        let whole = self.whole(share.len());
+        let mut start = share.start + whole.min(i) * self.most;
+        for _ in whole..i {
+            start += self.next(share.end - start);
+        }
+        start..start + if i < whole { self.most } else { self.next(share.end - start) }
+    }
 }
 
 /// A rectangle of a grid, owned by one task.
@@ -377,7 +439,7 @@ mod tests {
     fn grid_cells_cover_the_data_without_overlap() {
         let mut pool = Pool::new(3);
         let mut data = vec![0u32; 7 * 50];
-        let shape = GridShape { rows: 7, row_len: 50, cell_rows: 3, cell_cols: 16 };
+        let shape = GridShape { rows: 7, row_len: 50, cell_rows: 3, cell_cols: 16, unit: 4 };
         pool.run_grid(&mut data, shape, |row, col, cell| {
             for r in 0..cell.rows() {
                 for (c, x) in cell.row(r).iter_mut().enumerate() {
@@ -386,6 +448,25 @@ mod tests {
             }
         });
         assert!(data.iter().enumerate().all(|(i, &x)| x as usize == i + 1));
+    }
+
+    #[test]
+    fn cells_of_a_share_are_large_at_first_and_small_at_last() {
+        for (len, threads, most) in (1..200).flat_map(|len| [1, 2, 3, 8].map(|t| (len, t, 1 + len % 40))) {
+            let cuts = Cuts::new(len, threads, most);
+            let cells: Vec<_> = (0..cuts.cells()).map(|i| cuts.cell(i)).collect();
+            assert!(cells.iter().all(|c| c.len() <= most));
+            let ends = cells.iter().scan(0, |end, c| Some((std::mem::replace(end, c.end), c.start)));
+            assert!(ends.into_iter().all(|(end, start)| end == start), "{len}, {threads}, {most}: {cells:?}");
+            assert_eq!(cells.last().map(|c| c.end), Some(len));
+        }
+        let lens = |len, threads, most| -> Vec<usize> {
+            let cuts = Cuts::new(len, threads, most);
+            (0..cuts.per_share).map(|i| cuts.cell(i).len()).collect()
+        };
+        assert_eq!(lens(100, 2, 12), [12, 12, 12, 7, 3, 2, 1, 1]);
+        assert_eq!(lens(100, 1, 32), [32, 32, 32, 4]);
+        assert_eq!(lens(200, 2, 64), [50, 25, 12, 6, 4, 3], "no cell of less than a 16th");
     }
 
     #[test]

@@ -198,3 +198,48 @@ fn gated_products_and_norms_give_the_same_bits_everywhere() {
         }
     }
 }
+
+#[test]
+fn panels_that_are_multiplied_in_one_run_give_the_bits_of_each_alone() {
+    let mut rng = Rng::new(5);
+    let format = Format::Q4_K;
+    // More panels than a task takes, and than one is helped with at the end of a share.
+    let rows = [16 * 90, 40, 16 * 7 + 1];
+    let raw: Vec<_> =
+        rows.iter().map(|&rows| pack(format, &random_rows(format, rows, COLS, &mut rng), rows, COLS)).collect();
+    let biases: Vec<_> = rows.iter().map(|&rows| rng.normals(rows, 1.0)).collect();
+    let matrices: Vec<Matrix<'_>> = (0..rows.len())
+        .map(|i| Matrix {
+            format,
+            rows: rows[i],
+            cols: COLS,
+            panels: Panels::Packed(&raw[i]),
+            bias: Some(&biases[i]),
+            precision: Precision::Single,
+        })
+        .collect();
+    let row_len: usize = matrices.iter().map(Matrix::padded_rows).sum();
+    let mut acts = Activations::default();
+    for (tokens, threads) in [(1, 1), (1, 2), (5, 3), (9, 2)] {
+        let mut pool = Pool::new(threads);
+        let x = rng.normals(tokens * COLS, 1.0);
+        let level = Level::detect();
+        acts.fill(&mut pool, level, &x, COLS, COLS, tokens, None, Forms::of([format]), Precision::Single);
+        let mut got = vec![0.0; tokens * row_len];
+        matmul(&mut pool, level, &matrices, &acts, &mut got, Output::Store);
+        let mut at = 0;
+        for matrix in &matrices {
+            for row in (0..matrix.rows).step_by(16) {
+                let panel = matrix.part(row..matrix.rows.min(row + 16));
+                let mut want = vec![0.0; tokens * 16];
+                matmul(&mut pool, level, &[panel], &acts, &mut want, Output::Store);
+                assert!(want.iter().any(|&y| y != 0.0));
+                for t in 0..tokens {
+                    let got = &got[t * row_len + at..][..16];
+                    assert_eq!(bits(got), bits(&want[16 * t..][..16]), "{tokens} tokens, rows from {row} on");
+                }
+                at += 16;
+            }
+        }
+    }
+}

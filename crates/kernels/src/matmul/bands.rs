@@ -1,7 +1,7 @@
 //! Products of one batch with many matrices, each of which meets some rows only: the experts of a layer. All of them are
 //! tasks of one parallel region, and each is computed as if it were alone.
 
-use super::{Activations, Emit, Gate, MADE, Matrix, Output, Panel, WORK, check, task_panels, tile_tokens};
+use super::{Activations, Gate, Matrix, Output, check, gated_product, product, task_panels, tile_tokens};
 use crate::PANEL_ROWS;
 use crate::isa::Level;
 use crate::threads::{Cell, Pool};
@@ -64,16 +64,8 @@ thread_local! {
 /// bands ascend, and rows between them are left as they are.
 pub fn matmul_bands(pool: &mut Pool, level: Level, bands: &[Band<'_>], acts: &Activations, out: &mut [f32]) {
     run(pool, bands, acts, out, |band, tokens, col, cell| {
-        for at in (0..cell.row(0).len()).step_by(PANEL_ROWS) {
-            MADE.with_borrow_mut(|[room, _]| {
-                let panel = Panel::new(&band.matrix, (col + at) / PANEL_ROWS, room);
-                WORK.with_borrow_mut(|work| {
-                    work.product(level, &panel, acts.part(band.part), tokens.clone(), 0);
-                    let (values, bias) = (&work.values[0], panel.bias());
-                    level.run(Emit { values, bias, output: Output::Store, at, cell });
-                });
-            });
-        }
+        let rows = col..col + cell.row(0).len();
+        product(level, &band.matrix, rows, acts.part(band.part), tokens, Output::Store, 0, cell);
     });
 }
 
@@ -87,16 +79,8 @@ pub fn matmul_gated_bands(
     out: &mut [f32],
 ) {
     run(pool, bands, acts, out, |band, tokens, col, cell| {
-        for at in (0..cell.row(0).len()).step_by(PANEL_ROWS) {
-            MADE.with_borrow_mut(|[gate_room, up_room]| {
-                let index = (col + at) / PANEL_ROWS;
-                let gate = Panel::new(&band.matrices[0], index, gate_room);
-                let up = Panel::new(&band.matrices[1], index, up_room);
-                WORK.with_borrow_mut(|work| {
-                    work.gated(level, [&gate, &up], function, acts.part(band.part), tokens.clone(), at, cell);
-                });
-            });
-        }
+        let [gate, up] = &band.matrices;
+        gated_product(level, [gate, up], function, acts.part(band.part), tokens, col, cell);
     });
 }
 
@@ -118,8 +102,8 @@ fn run<B: Meets>(
             for matrix in matrices {
                 check(matrix, acts);
                 assert_eq!(matrix.padded_rows(), row_len, "outputs of all bands");
-                bytes += matrix.len_bytes();
             }
+            bytes += matrices[0].len_bytes();
             assert_eq!(acts.part(part).tokens(), rows.len(), "rows of a band and of its part");
             for start in (0..rows.len()).step_by(tile_tokens(acts)) {
                 let end = rows.len().min(start + tile_tokens(acts));
@@ -128,9 +112,10 @@ fn run<B: Meets>(
             }
             tokens += rows.len();
         }
-        let panels = bands.len() * row_len / PANEL_ROWS;
-        let panels = task_panels(panels, bytes / panels.max(1), tokens / bands.len(), pool.threads());
-        pool.run_bands(out, row_len, places, panels.min(row_len / PANEL_ROWS) * PANEL_ROWS, |tile, col, cell| {
+        let (all, across) = (bands.len() * row_len / PANEL_ROWS, row_len / PANEL_ROWS);
+        let even = (all / (4 * pool.threads())).max(1);
+        let panels = task_panels(bytes / all.max(1), tokens / bands.len()).min(even).min(across);
+        pool.run_bands(out, row_len, places, panels * PANEL_ROWS, |tile, col, cell| {
             let (band, tokens) = &tiles[tile];
             task(&bands[*band], tokens.clone(), col, cell);
         });

@@ -69,6 +69,8 @@ fn dpbusd<const VNNI: u8>(mut acc: __m256i, w: __m256i, x: __m256i) -> __m256i {
 impl<const VNNI: u8> Simd for Avx2<VNNI> {
     const LANES: usize = N;
     const GROUP_MAX: usize = 4;
+    // Sums of pairs stay in 16 bits for up to four.
+    const DOT_WORDS: usize = if VNNI == PLAIN { 4 } else { 1 };
     type F = __m256;
     type V = __m256i;
 
@@ -302,6 +304,6 @@ impl<const VNNI: u8> Simd for Avx2<VNNI> {
     #[inline(always)]
     fn prefetch(self, base: &[u8], offset: usize) {
         // A prefetch of an unmapped address does nothing, so the address need not lie in the slice.
-        isa!(_mm_prefetch::<_MM_HINT_T0>(base.as_ptr().wrapping_add(offset).cast()));
+        isa!(_mm_prefetch::<_MM_HINT_T1>(base.as_ptr().wrapping_add(offset).cast()));
     }
 }

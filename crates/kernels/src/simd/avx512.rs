@@ -45,6 +45,7 @@ macro_rules! isa {
 impl Simd for Avx512 {
     const LANES: usize = N;
     const GROUP_MAX: usize = 16;
+    const DOT_WORDS: usize = 1;
     type F = __m512;
     type V = __m512i;
 
@@ -251,6 +252,6 @@ impl Simd for Avx512 {
     #[inline(always)]
     fn prefetch(self, base: &[u8], offset: usize) {
         // A prefetch of an unmapped address does nothing, so the address need not lie in the slice.
-        isa!(_mm_prefetch::<_MM_HINT_T0>(base.as_ptr().wrapping_add(offset).cast()));
+        isa!(_mm_prefetch::<_MM_HINT_T1>(base.as_ptr().wrapping_add(offset).cast()));
     }
 }

@@ -22,6 +22,8 @@ pub trait Simd: Copy + Send + Sync + 'static {
     const LANES: usize;
     /// Tokens whose activations are interleaved, at most: as many accumulators as the registers hold.
     const GROUP_MAX: usize;
+    /// Vectors of weights that [`Self::dot`] takes best at once: 1, 2 or 4.
+    const DOT_WORDS: usize;
     /// `LANES` floats.
     type F: Copy;
     /// `LANES` 32-bit integers, or `4 * LANES` bytes.
@@ -132,7 +134,8 @@ pub trait Simd: Copy + Send + Sync + 'static {
         acc
     }
 
-    /// Hints that the cache line at `offset` past the start of `base` will be read; `offset` may lie outside.
+    /// Asks for the cache line at `offset` past the start of `base`, which may lie outside, to come into the second-level cache:
+    /// the first one can wait for too few lines at a time to keep memory busy.
     fn prefetch(self, base: &[u8], offset: usize);
 }
 

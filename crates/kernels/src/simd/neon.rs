@@ -103,6 +103,7 @@ fn four_bytes(from: &[u8]) -> uint32x2_t {
 impl<const DOT: bool> Simd for Neon<DOT> {
     const LANES: usize = N;
     const GROUP_MAX: usize = 8;
+    const DOT_WORDS: usize = 4;
     type F = float32x4_t;
     type V = uint32x4_t;
 
@@ -330,6 +331,6 @@ impl<const DOT: bool> Simd for Neon<DOT> {
     fn prefetch(self, base: &[u8], offset: usize) {
         // A prefetch of an unmapped address does nothing, so the address need not lie in the slice.
         let at = base.as_ptr().wrapping_add(offset);
-        isa!(asm!("prfm pldl1keep, [{0}]", in(reg) at, options(nomem, nostack, preserves_flags)));
+        isa!(asm!("prfm pldl2keep, [{0}]", in(reg) at, options(nomem, nostack, preserves_flags)));
     }
 }

@@ -30,6 +30,7 @@ fn map_words(mut f: impl FnMut(usize) -> u32) -> [u32; N] {
 impl Simd for Scalar {
     const LANES: usize = N;
     const GROUP_MAX: usize = 4;
+    const DOT_WORDS: usize = 4;
     type F = [f32; N];
     type V = [u32; N];
 
