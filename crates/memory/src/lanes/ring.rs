@@ -113,3 +113,44 @@ impl RingLane {
         shared.hand_over(slice, read.map(|place| &buffer[place]));
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::{LaneOptions, Receive};
+    use super::*;
+    use crate::Error;
+    use crate::source::{FileSource, ReadOptions};
+    use rustix::io::Errno;
+    use std::sync::Arc;
+
+    #[derive(Default)]
+    struct Received(Mutex<Vec<Result<Vec<u8>, String>>>);
+
+    impl Receive for Received {
+        fn receive(&self, _: u64, bytes: Result<&[u8], Error>) {
+            self.0.lock().expect("nobody panicked").push(bytes.map(<[u8]>::to_vec).map_err(|e| e.to_string()));
+        }
+    }
+
+    #[test]
+    fn a_read_whose_thread_ended_is_done_by_the_lane_and_one_that_failed_is_told() {
+        let file = tempfile::NamedTempFile::new().expect("a temporary file");
+        let bytes: Vec<u8> = (0..20_000u32).map(|i| (i % 251) as u8).collect();
+        std::fs::write(file.path(), &bytes).expect("it is written");
+        let source = Arc::new(FileSource::open(file.path(), ReadOptions::default()).expect("it opens"));
+        let slice = Slice { source, range: 5_000..15_000, ticket: 3 };
+        let received = Arc::new(Received::default());
+        let (receiver, options) = (Arc::clone(&received) as _, LaneOptions::default());
+        let shared = Shared { options, receiver, queue: Mutex::default(), work: Default::default() };
+        let Ok(lane) = RingLane::new(1, 16_384).inspect_err(|e| eprintln!("not tested: no io_uring here: {e}")) else {
+            return;
+        };
+        let mut room = ReadRoom::new(false);
+        for error in [Errno::CANCELED, Errno::IO] {
+            lane.hand_over(&shared, 0, &slice, Err(error.into()), &mut room);
+        }
+        let received = received.0.lock().expect("nobody panicked");
+        assert_eq!(received[0].as_deref(), Ok(&bytes[5_000..15_000]));
+        assert!(received.len() == 2 && received[1].is_err(), "{:?}", received[1]);
+    }
+}
