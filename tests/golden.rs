@@ -103,7 +103,8 @@ fn perplexity_is_within_0_3_percent_of_f32(golden: &Golden) {
 }
 
 /// On prose, documentation and code: quantization makes every token a little more or less likely, by chance, and of that 3,000
-/// tokens leave 0.6 % with 4 bits. Less than nothing is chance, too.
+/// tokens leave a standard error of 0.1 % with 8 bits and 0.6 % with 4. Rounding cannot make a model better, so a gain can only be
+/// chance, which gives three standard errors once in 700 times: with a larger one, it was not the same that was measured.
 fn perplexity_with_quantized_keys_and_values_is_near_that_with_halves(golden: &Golden) {
     let text = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/long.txt");
     let perplexity = |ty: &str| {
@@ -113,9 +114,10 @@ fn perplexity_with_quantized_keys_and_values_is_near_that_with_halves(golden: &G
         got["perplexity"].as_f64().expect("a perplexity")
     };
     let halves = perplexity("f16");
-    for (ty, percent_max) in [("q8_0", 0.3), ("q4_0", 3.0)] {
+    for (ty, chance, percent_max) in [("q8_0", 0.1, 0.3), ("q4_0", 0.6, 3.0)] {
         let percent = 100.0 * (perplexity(ty) / halves - 1.0);
-        assert!(percent != 0.0 && percent <= percent_max, "{ty}: {percent:.3} %");
+        let limits = -3.0 * chance..=percent_max;
+        assert!(percent != 0.0 && limits.contains(&percent), "{ty}: {percent:.3} %, not within {limits:?}");
     }
 }
 
