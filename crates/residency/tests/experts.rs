@@ -27,7 +27,7 @@ fn an_expert_is_in_one_slot_a_lease_holds_it_and_full_means_that_all_are_leased(
     let (mut hits, mut misses, mut evictions, mut full, mut abandoned) = (0, 0, 0, 0, 0);
     for step in 0..50_000u64 {
         let key = Key { layer: rng.below(3) as u32, expert: rng.below(8) as u32 };
-        cache.advance(step / 12, key.layer);
+        cache.advance(step / 12..=step / 12, key.layer);
         match rng.below(8) {
             0..=3 => match cache.acquire(key) {
                 Acquired::Hit(slot) => {
@@ -139,6 +139,44 @@ fn more_slots_hit_more_and_nothing_hits_more_than_the_limit() {
         let (lru, heat) = (share_of(&trace, Lru, share), share_of(&trace, Heat::default(), share));
         assert!(lru <= limit && heat <= limit && heat > last, "{share}: {lru} {heat} {limit}");
         last = heat;
+    }
+}
+
+/// The share of hits in each of some pieces of a prompt, whose tokens want all experts of all layers, some more often than others.
+fn hits_of_pieces(layers: u32, experts: u32, slots: usize, mut uses: impl FnMut(u32) -> u64) -> Vec<f64> {
+    const TOKENS: u64 = 128;
+    let mut cache = Cache::new(Heat::default(), slots, layers, experts);
+    let mut hits = Vec::new();
+    for begin in (0..5).map(|piece| piece * TOKENS) {
+        for layer in 0..layers {
+            let keys = || (0..experts).map(|expert| Key { layer, expert });
+            cache.advance(begin + 1..=begin + TOKENS, layer);
+            for key in keys() {
+                let n = uses(key.expert);
+                (1..=n).for_each(|i| cache.used(key, begin + i * TOKENS / n));
+            }
+            let (there, missing): (Vec<Key>, Vec<Key>) = keys().partition(|key| cache.find(*key).is_some());
+            for slot in there.into_iter().chain(missing).map(|key| cache.acquire(key)).collect::<Vec<_>>() {
+                match slot {
+                    Acquired::Hit(slot) | Acquired::Miss { slot, .. } => cache.release(slot),
+                    Acquired::Full => panic!("a layer fits"),
+                }
+            }
+        }
+        hits.push(cache.counts().hits as f64);
+    }
+    hits.windows(2).map(|total| (total[1] - total[0]) / f64::from(layers * experts)).collect()
+}
+
+#[test]
+fn a_piece_of_a_prompt_finds_most_of_what_the_piece_before_can_have_left_it() {
+    let slots = 400;
+    let limit = slots as f64 / f64::from(20 * 64);
+    let mut rng = Rng::new(7);
+    let same = hits_of_pieces(20, 64, slots, |expert| 1 + u64::from(expert % 32));
+    let others = hits_of_pieces(20, 64, slots, |_| 1 + rng.below(32));
+    for hits in same.into_iter().chain(others) {
+        assert!(hits > 0.8 * limit && hits <= limit, "{hits} of {limit}");
     }
 }
 

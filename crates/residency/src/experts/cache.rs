@@ -4,6 +4,7 @@
 
 use super::Key;
 use super::policy::{Heat, Moment, Past, Policy, decay};
+use std::ops::RangeInclusive;
 
 /// Where an expert is, or comes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -103,9 +104,10 @@ impl<P: Policy> Cache<P> {
         self.places[self.at(key)]
     }
 
-    /// The model comes to `layer`, and computes tokens up to `token`.
-    pub fn advance(&mut self, token: u64, layer: u32) {
-        self.now.token = self.now.token.max(token);
+    /// The model comes to `layer`, and computes `tokens` at once.
+    pub fn advance(&mut self, tokens: RangeInclusive<u64>, layer: u32) {
+        self.now.first = self.now.first.max(*tokens.start());
+        self.now.token = self.now.token.max(*tokens.end());
         self.now.layer = layer;
     }
 

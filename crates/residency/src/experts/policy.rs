@@ -4,6 +4,7 @@
 //! because time changes them.
 
 use super::Key;
+use std::cmp::Ordering;
 use std::collections::HashMap;
 
 /// What is known of an expert, in the cache or not.
@@ -20,7 +21,9 @@ pub struct Past {
 /// Where the model is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Moment {
-    /// The token that is computed.
+    /// The first and the last of the tokens that are computed at once.
+    pub first: u64,
+    /// See there.
     pub token: u64,
     /// Uses so far.
     pub order: u64,
@@ -36,10 +39,16 @@ impl Moment {
         (self.layer + self.layers - layer) % self.layers.max(1)
     }
 
-    /// Tokens from the last use to the next that is possible: the token that is computed, or the one behind it where the
-    /// layer has been passed already.
+    /// Tokens from the last use to the next that is possible: the first of those that are computed, where the layer is still to
+    /// come, or the one behind them where it has been passed already. So what the layers to come have kept of a prompt does not
+    /// grow old by all the tokens of the next piece, or each piece would find nothing of the one before.
     fn age(&self, layer: u32, past: &Past) -> u64 {
-        (self.token + u64::from(layer < self.layer)).saturating_sub(past.token)
+        let next = match layer.cmp(&self.layer) {
+            Ordering::Less => self.token + 1,
+            Ordering::Equal => self.token,
+            Ordering::Greater => self.first,
+        };
+        next.saturating_sub(past.token)
     }
 }
 

@@ -115,7 +115,7 @@ impl Trace {
         let mut cache = Cache::new(policy, slots, self.layers, self.experts);
         let (mut hits, mut uses) = (0u64, 0u64);
         for visit in &self.visits {
-            cache.advance(visit.token, visit.layer);
+            cache.advance(visit.token..=visit.token, visit.layer);
             let keys = || visit.experts.iter().map(|&expert| Key { layer: visit.layer, expert });
             // As the engine does it: what is there is leased first, so that no miss of the same layer evicts it.
             let (there, missing): (Vec<Key>, Vec<Key>) = keys().partition(|key| cache.find(*key).is_some());

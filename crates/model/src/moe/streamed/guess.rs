@@ -78,7 +78,7 @@ impl Streamed {
                 state.cache.release(slot);
             }
         }
-        state.asked_bytes -= bytes;
+        state.forgotten_bytes += bytes;
         bytes
     }
 }

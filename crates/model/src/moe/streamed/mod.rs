@@ -90,6 +90,8 @@ struct State {
     timed: LaneStats,
     /// Bytes of the slices that were asked for.
     asked_bytes: u64,
+    /// Of these, bytes of those that were given up. Both only grow: what a step asks for is told by their differences.
+    forgotten_bytes: u64,
     /// Choices of tokens, those looked at for being left out, and those left out.
     routed: u64,
     examined: u64,
@@ -150,6 +152,7 @@ impl Streamed {
             guess_counts: GuessCounts::default(),
             timed: LaneStats::default(),
             asked_bytes: 0,
+            forgotten_bytes: 0,
             routed: 0,
             examined: 0,
             dropped: 0,

@@ -14,8 +14,10 @@ pub struct ExpertStats {
     pub routed: u64,
     /// Slices read.
     pub slices: u64,
-    /// Bytes of slices that misses asked for.
+    /// Bytes of slices that misses, guesses and warm starts asked for.
     pub asked_bytes: u64,
+    /// Bytes of these that were given up before they were begun.
+    pub forgotten_bytes: u64,
     /// Bytes of slices that were read.
     pub read_bytes: u64,
     /// Time in which at least one read was under way.
@@ -62,6 +64,7 @@ impl ExpertStats {
             routed: self.routed - before.routed,
             slices: self.slices - before.slices,
             asked_bytes: self.asked_bytes - before.asked_bytes,
+            forgotten_bytes: self.forgotten_bytes - before.forgotten_bytes,
             read_bytes: self.read_bytes - before.read_bytes,
             read: self.read - before.read,
             packed: self.packed - before.packed,
@@ -90,6 +93,7 @@ impl Streamed {
             routed: state.routed,
             slices: lanes.slices,
             asked_bytes: state.asked_bytes,
+            forgotten_bytes: state.forgotten_bytes,
             read_bytes: lanes.slice_bytes,
             read: lanes.busy,
             packed: time(&shared.pack_ns),

@@ -187,12 +187,13 @@ impl super::Shared {
         }
         state.last_layer = Some(layer);
         state.routed += rows as u64;
-        state.cache.advance(state.token, layer);
+        // Of the first layers choices may have been left out: their span is shorter then.
+        state.cache.advance((state.token + 1).saturating_sub(span)..=state.token, layer);
         for w in wanted {
             // Which of a prompt's tokens they are is not known here: spread evenly, they cool as if it were.
             let n = w.rows.len() as u64;
             let key = Key { layer, expert: w.expert as u32 };
-            (1..=n).for_each(|i| state.cache.used(key, state.token - span + i * span / n));
+            (1..=n).for_each(|i| state.cache.used(key, (state.token + i * span / n).saturating_sub(span)));
         }
     }
 }
