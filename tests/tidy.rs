@@ -33,6 +33,7 @@ const UNSAFE: &[&str] = &[
     "crates/memory/src/slots.rs",
     "crates/memory/src/sys/page_cache.rs",
     "crates/memory/src/sys/ring.rs",
+    "crates/memory/src/sys/slice.rs",
     "crates/memory/src/sys/uffd.rs",
     // The allocator that counts.
     "crates/gguf/tests/mutation.rs",

@@ -11,6 +11,7 @@ mod ring;
 pub use probe::{Probed, probe};
 
 use crate::source::{ByteSource, ReadRoom};
+use crate::sys::slice;
 use crate::{Error, HUGE_PAGE_BYTES};
 use ring::RingLane;
 use std::collections::VecDeque;
@@ -139,9 +140,13 @@ impl Lanes {
             let ring = || RingLane::new(options.depth.max(1), room_bytes(slice_bytes)).ok().map(Arc::new);
             let ring = options.ring.then(ring).flatten();
             let own = ring.clone();
-            let lane = move || match own {
-                Some(ring) => ring.run(&shared),
-                None => one_by_one(&shared),
+            let lane = move || {
+                // Where all processors compute, a lane would wait for the end of a slice, and the device with it. A wish.
+                slice::shorten();
+                match own {
+                    Some(ring) => ring.run(&shared),
+                    None => one_by_one(&shared),
+                }
             };
             let spawned = std::thread::Builder::new().name(format!("airs-lane-{index}")).spawn(lane);
             match spawned {

@@ -2,4 +2,5 @@
 
 pub(crate) mod page_cache;
 pub(crate) mod ring;
+pub(crate) mod slice;
 pub(crate) mod uffd;
