@@ -276,7 +276,9 @@ mod tests {
         };
         let (empty, mut end) = std::io::pipe().expect("a pipe");
         std::thread::scope(|scope| {
-            scope.spawn(|| assert!(flights.begin(0, empty.as_fd(), 0..4096)));
+            // A scope's end would not wait for the end of the thread itself.
+            let begun = scope.spawn(|| flights.begin(0, empty.as_fd(), 0..4096)).join();
+            assert!(begun.expect("no panic"));
         });
         end.write_all(b"late").expect("somebody could read it");
         let done = flights.wait();
