@@ -575,3 +575,88 @@ impl Strip {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::isa::Isa;
+
+    /// 32 quantized columns of a token alone, as products see them.
+    struct Block {
+        steps: [f32; 2],
+        values: [i8; 32],
+        sum: f32,
+        negated_sums: [i32; 2],
+    }
+
+    fn block(words: &[u32]) -> Block {
+        assert_eq!(words.len(), BLOCK_WORDS);
+        let steps = STRETCH.map(|at| f32::from_bits(words[SCALE] + words[at]));
+        let bytes: Vec<i8> = words[..8].iter().flat_map(|w| w.to_le_bytes()).map(|b| b as i8).collect();
+        let values = bytes.try_into().expect("four in each of eight words");
+        Block { steps, values, sum: f32::from_bits(words[SUM]), negated_sums: NEG_SUM.map(|at| words[at] as i32) }
+    }
+
+    /// Columns between -1 and 1, except that the first of each 16 are 1 and -1, times a size for each 16.
+    fn columns(sizes: &[f32]) -> Vec<f32> {
+        let shape = |i: usize| if i < 2 { 1.0 - 2.0 * i as f32 } else { (i * 37 % 101) as f32 / 50.0 - 1.0 };
+        sizes.iter().flat_map(|size| (0..16).map(move |i| size * shape(i))).collect()
+    }
+
+    /// Each of two halves is so much of the larger one's largest; how often its step is halved.
+    const HALVINGS: [(f32, i32); 10] = [
+        (1.0, 0),
+        (0.75, 0),
+        (0.500_001, 0),
+        (0.5, 1),
+        (0.499_999, 1),
+        (0.25, 2),
+        (0.02, 5),
+        (1.0 / 128.0, 7),
+        (1.0 / 1000.0, 7),
+        (0.0, 7),
+    ];
+
+    #[test]
+    fn the_smaller_half_of_32_columns_has_a_step_halved_as_often_as_its_largest_allows() {
+        for level in Isa::ALL.iter().filter_map(|&isa| Level::new(isa)) {
+            for (share, halvings) in HALVINGS {
+                for large in [1.0f32, 3.7, 1e-12, 6e20] {
+                    for sizes in [[large, large * share], [large * share, large]] {
+                        let (x, mut acts) = (columns(&sizes), Activations::default());
+                        let forms = Forms { quantized: true, floats: false };
+                        acts.fill(&mut Pool::new(1), level, &x, 32, 32, 1, None, forms, Precision::Single);
+                        let block = block(acts.part(0).group(0, Form::Quantized));
+                        check(&x, &sizes, halvings, &block);
+                    }
+                }
+            }
+        }
+    }
+
+    fn check(x: &[f32], sizes: &[f32; 2], halvings: i32, block: &Block) {
+        let what = format!("{sizes:?}: {:?}", block.steps);
+        let finer = usize::from(sizes[1] < sizes[0]);
+        let [coarse, fine] = [block.steps[1 - finer], block.steps[finer]];
+        assert_eq!(coarse, sizes[1 - finer] / 127.0, "{what}");
+        assert_eq!(fine, coarse / 2f32.powi(halvings), "halved {halvings} times, {what}");
+        assert_eq!(coarse.to_bits() << 9, fine.to_bits() << 9, "one mantissa, {what}");
+        let mut exact = 0.0;
+        for half in 0..2 {
+            let (step, range) = (block.steps[half], 16 * half..16 * half + 16);
+            let mut sum = 0;
+            for (&x, &q) in x[range.clone()].iter().zip(&block.values[range]) {
+                let off = (f64::from(x) - f64::from(q) * f64::from(step)).abs();
+                // Half a step, and what rounding 1 / step costs a value of 127 steps.
+                assert!(off <= f64::from(step) * 0.500_05, "{x} is {q} steps, {what}");
+                sum += i32::from(q);
+            }
+            assert_eq!(block.negated_sums[half], -sum, "{what}");
+            exact += f64::from(step) * f64::from(sum);
+        }
+        let error = (f64::from(block.sum) - exact).abs();
+        assert!(error <= 1e-4 * f64::from(coarse), "{} for {exact}, {what}", block.sum);
+        let used = block.values.iter().map(|q| q.unsigned_abs()).max();
+        assert_eq!(used, Some(127), "no bit is wasted, {what}");
+    }
+}
