@@ -347,7 +347,7 @@ impl Cuts {
         (len / self.most).saturating_sub(1)
     }
 
-    /// Units of the cell behind which less than `2 * most` are left with it.
+    /// Units of the next cell, when `left` are left of the share: less than two cells of `most`.
     fn next(&self, left: usize) -> usize {
         // A thread alone waits for nobody; and a cell is not worth its start if it is far smaller than it might be.
         let part = if self.threads == 1 { left } else { left / 2 };
