@@ -274,25 +274,30 @@ fn accumulate_span<Q: Quant, S: Simd, const G: usize>(
     let mut w = [[zero; 8]; 4];
     // Long spans have so many words of each kind that there are no registers for more than two.
     let at_once = if Q::SPAN > 2 { S::DOT_WORDS.min(2) } else { S::DOT_WORDS };
-    for first in (0..8).step_by(at_once) {
-        let range = first..first + at_once;
-        let half = range.start / 4;
-        for i in range.clone() {
-            let words = Q::words(s, block, h, g, i);
-            for k in 0..Q::SPAN {
-                w[k][i] = words[k];
-            }
-        }
-        for k in 0..Q::SPAN {
-            let x = &x[BLOCK_WORDS * k..][..BLOCK_WORDS];
-            if range.start == 4 * half {
-                for t in 0..G {
-                    dots[k][half][t] = start::<Q, S, G>(s, x, NEG_SUM[half], t);
+    macro_rules! steps {
+        ($($first:literal)*) => {$(
+            if $first % at_once == 0 {
+                for i in $first..$first + at_once {
+                    let words = Q::words(s, block, h, g, i);
+                    for k in 0..Q::SPAN {
+                        w[k][i] = words[k];
+                    }
+                }
+                for k in 0..Q::SPAN {
+                    let x = &x[BLOCK_WORDS * k..][..BLOCK_WORDS];
+                    let half = $first / 4;
+                    if $first % 4 == 0 {
+                        for t in 0..G {
+                            dots[k][half][t] = start::<Q, S, G>(s, x, NEG_SUM[half], t);
+                        }
+                    }
+                    dots[k][half] = s.dots::<G, G>(dots[k][half], &w[k], $first..$first + at_once, x, 0, Q::BITS);
                 }
             }
-            dots[k][half] = s.dots::<G, G>(dots[k][half], &w[k], range.clone(), x, 0, Q::BITS);
-        }
+        )*};
     }
+    // Written out: as a loop it was not inlined for AVX2, and each vector went through memory.
+    steps!(0 1 2 3 4 5 6 7);
     for k in 0..Q::SPAN {
         let sub = Q::sub(s, block, h, head, Q::SPAN * g + k);
         scale_dots::<Q, S, G, G>(s, &sub, dots[k], &x[BLOCK_WORDS * k..][..BLOCK_WORDS], acc, 0);
