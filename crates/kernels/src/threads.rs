@@ -5,7 +5,8 @@
 //!
 //! The caller of [`Pool::run`] works too. Helpers spin for a short while between regions, then park. A helper that the
 //! system has descheduled is not waited for: a region ends when all its tasks are done, and a helper that never entered
-//! it has nothing to finish. So a busy neighbour on one core costs its share of that core and no more.
+//! it has nothing to finish. One that was descheduled in the middle of a task is brought to the processor of whoever waits
+//! for it (see [`Placement`]). So a busy neighbour on one core costs its share of that core and no more.
 //!
 //! Invariants:
 //! 1. `state` is `epoch << 32 | CLOSED | helpers inside`. A helper enters by raising the count in a compare-exchange that
@@ -18,7 +19,7 @@
 use std::cell::UnsafeCell;
 use std::ops::Range;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, AtomicUsize, Ordering};
 use std::thread::{JoinHandle, Thread};
 use std::time::{Duration, Instant};
 
@@ -26,6 +27,41 @@ const CLOSED: u64 = 1 << 31;
 const COUNT: u64 = CLOSED - 1;
 /// Looks at the state before a thread parks: some tens of microseconds, longer than the serial parts of a step.
 const SPINS: u32 = 4_000;
+
+/// How long a wait is before it is asked again whether the others still have processors.
+const WAIT: Duration = Duration::from_micros(500);
+
+/// Where the threads of a pool run.
+///
+/// A thread that is descheduled for a neighbour in the middle of a task keeps all others waiting for some milliseconds, as
+/// long as the neighbour's turn takes: they have nothing more to do, and their processors are idle. So the one that waits brings it
+/// to its own, and a helper is sent back when the region ends: on one processor with the caller it would be of no use.
+pub trait Placement: Sync {
+    /// The calling thread, by a number.
+    fn thread(&self) -> i32;
+    /// The calling thread's processor, by a number.
+    fn processor(&self) -> usize;
+    /// If `thread` has no processor, brings it to the calling thread's. Whether it did.
+    fn bring(&self, thread: i32) -> bool;
+    /// Moves `thread`.
+    fn send(&self, thread: i32, processor: usize);
+}
+
+/// Threads stay where the system puts them.
+struct Anywhere;
+
+impl Placement for Anywhere {
+    fn thread(&self) -> i32 {
+        0
+    }
+    fn processor(&self) -> usize {
+        0
+    }
+    fn bring(&self, _: i32) -> bool {
+        false
+    }
+    fn send(&self, _: i32, _: usize) {}
+}
 
 /// A value with a cache line of its own.
 #[repr(align(128))]
@@ -44,7 +80,23 @@ struct Shared {
     panicked: AtomicBool,
     caller: UnsafeCell<Option<Thread>>,
     caller_parked: AtomicBool,
-    parked: Vec<AtomicBool>,
+    /// The thread that called, and its processor then.
+    caller_thread: AtomicI32,
+    caller_processor: AtomicUsize,
+    helpers: Vec<Helper>,
+    placement: &'static dyn Placement,
+}
+
+#[derive(Default)]
+struct Helper {
+    parked: AtomicBool,
+    thread: AtomicI32,
+    /// The last processor on which it was without the caller.
+    processor: AtomicUsize,
+    /// In a region.
+    inside: AtomicBool,
+    /// It was brought to the caller's processor.
+    brought: AtomicBool,
 }
 
 // SAFETY: `job` and `caller` are written under invariant 2 and read by helpers that are inside (invariant 1).
@@ -62,6 +114,11 @@ pub struct Pool {
 impl Pool {
     /// A pool in which `threads` threads work, the caller's included (at least 1).
     pub fn new(threads: usize) -> Pool {
+        Pool::placed(threads, &Anywhere)
+    }
+
+    /// As [`Pool::new`]; `placement` says where threads run, and moves them.
+    pub fn placed(threads: usize, placement: &'static dyn Placement) -> Pool {
         let helpers = threads.saturating_sub(1);
         let shared = Arc::new(Shared {
             state: AtomicU64::new(CLOSED),
@@ -72,7 +129,10 @@ impl Pool {
             panicked: AtomicBool::new(false),
             caller: UnsafeCell::new(None),
             caller_parked: AtomicBool::new(false),
-            parked: (0..helpers).map(|_| AtomicBool::new(false)).collect(),
+            caller_thread: AtomicI32::new(0),
+            caller_processor: AtomicUsize::new(0),
+            helpers: (0..helpers).map(|_| Helper::default()).collect(),
+            placement,
         });
         let helpers = (0..helpers)
             .filter_map(|i| {
@@ -113,15 +173,17 @@ impl Pool {
             *shared.job.get() = Some(std::mem::transmute::<*const (dyn Fn(usize) + Sync + '_), Job>(job));
             *shared.caller.get() = Some(std::thread::current());
         }
+        shared.caller_thread.store(shared.placement.thread(), Ordering::Relaxed);
+        shared.caller_processor.store(shared.placement.processor(), Ordering::Relaxed);
         for (i, next) in shared.next.iter().enumerate() {
             next.0.store(shared.stretch(i, tasks).start, Ordering::Relaxed);
         }
         shared.tasks.store(tasks, Ordering::Relaxed);
         let epoch = (shared.state.load(Ordering::Relaxed) >> 32) + 1;
         shared.state.store(epoch << 32, Ordering::SeqCst);
-        for (flag, helper) in shared.parked.iter().zip(&self.helpers) {
-            if flag.load(Ordering::SeqCst) {
-                helper.thread().unpark();
+        for (helper, handle) in shared.helpers.iter().zip(&self.helpers) {
+            if helper.parked.load(Ordering::SeqCst) {
+                handle.thread().unpark();
             }
         }
         // The guard closes the region also when a task of ours panics.
@@ -220,6 +282,42 @@ impl Shared {
         None
     }
 
+    /// Sends the calling helper back to where it was, if the system has put it on the caller's processor. There it would stay, for two
+    /// of ours on one processor and a neighbour on another are a balance, too.
+    fn part(&self, me: &Helper) {
+        let here = self.placement.processor();
+        if here != self.caller_processor.load(Ordering::Relaxed) {
+            me.processor.store(here, Ordering::SeqCst);
+        } else if me.processor.load(Ordering::SeqCst) != here {
+            self.placement.send(me.thread.load(Ordering::SeqCst), me.processor.load(Ordering::SeqCst));
+        }
+    }
+
+    /// Brings a helper that was descheduled inside the region to the caller's processor.
+    fn bring_helper(&self) {
+        for helper in self.helpers.iter().filter(|helper| helper.inside.load(Ordering::SeqCst)) {
+            if self.placement.bring(helper.thread.load(Ordering::SeqCst)) {
+                helper.brought.store(true, Ordering::SeqCst);
+                return;
+            }
+        }
+    }
+
+    /// Sends helpers that were brought back to where they were. They cannot do that: woken by them, the caller takes their place.
+    fn send_back(&self) {
+        for helper in self.helpers.iter().filter(|helper| helper.brought.swap(false, Ordering::SeqCst)) {
+            self.placement.send(helper.thread.load(Ordering::SeqCst), helper.processor.load(Ordering::SeqCst));
+        }
+    }
+
+    /// Brings a caller that was descheduled to the processor of the calling helper, which goes to the caller's in turn.
+    fn bring_caller(&self) {
+        let from = self.caller_processor.load(Ordering::Relaxed);
+        if self.placement.bring(self.caller_thread.load(Ordering::Relaxed)) {
+            self.placement.send(self.placement.thread(), from);
+        }
+    }
+
     /// Leaves no task to take.
     fn empty(&self) {
         for next in &self.next {
@@ -246,22 +344,28 @@ impl Drop for Close<'_> {
             } else {
                 shared.caller_parked.store(true, Ordering::SeqCst);
                 if shared.state.load(Ordering::SeqCst) & COUNT != 0 {
-                    std::thread::park();
+                    shared.bring_helper();
+                    std::thread::park_timeout(WAIT);
                 }
                 shared.caller_parked.store(false, Ordering::SeqCst);
             }
             state = shared.state.load(Ordering::Acquire);
         }
+        shared.send_back();
     }
 }
 
 fn help(shared: &Shared, index: usize) {
+    let me = &shared.helpers[index];
+    me.thread.store(shared.placement.thread(), Ordering::SeqCst);
+    me.processor.store(shared.placement.processor(), Ordering::SeqCst);
     let mut seen = 0;
     let mut spins = 0;
     while !shared.stop.load(Ordering::Relaxed) {
         let state = shared.state.load(Ordering::Acquire);
         let open = state >> 32 != seen && state & CLOSED == 0;
         if open {
+            shared.part(me);
             if shared.state.compare_exchange(state, state + 1, Ordering::AcqRel, Ordering::Relaxed).is_ok() {
                 seen = state >> 32;
                 spins = 0;
@@ -271,19 +375,26 @@ fn help(shared: &Shared, index: usize) {
             spins += 1;
             std::hint::spin_loop();
         } else {
-            shared.parked[index].store(true, Ordering::SeqCst);
+            me.parked.store(true, Ordering::SeqCst);
             let state = shared.state.load(Ordering::SeqCst);
-            if (state >> 32 == seen || state & CLOSED != 0) && !shared.stop.load(Ordering::SeqCst) {
+            let unfinished = state >> 32 == seen && state & CLOSED == 0;
+            if shared.stop.load(Ordering::SeqCst) {
+            } else if unfinished {
+                shared.bring_caller();
+                std::thread::park_timeout(WAIT);
+            } else if state & CLOSED != 0 {
                 std::thread::park();
+                spins = 0;
             }
-            shared.parked[index].store(false, Ordering::SeqCst);
-            spins = 0;
+            me.parked.store(false, Ordering::SeqCst);
         }
     }
 }
 
 /// Works inside a region that this helper has entered.
 fn work(shared: &Shared, thread: usize) {
+    let me = &shared.helpers[thread - 1];
+    me.inside.store(true, Ordering::SeqCst);
     // SAFETY: invariants 1 and 2: we are inside, so the job is set and alive.
     let (job, caller) =
         unsafe { (&*(*shared.job.get()).expect("an open region has a job"), (*shared.caller.get()).clone()) };
@@ -295,6 +406,7 @@ fn work(shared: &Shared, thread: usize) {
     if result.is_err() {
         shared.panicked.store(true, Ordering::Relaxed);
     }
+    me.inside.store(false, Ordering::SeqCst);
     shared.state.fetch_sub(1, Ordering::SeqCst);
     if shared.caller_parked.load(Ordering::SeqCst)
         && let Some(caller) = caller
@@ -492,6 +604,108 @@ mod tests {
             pool.run_bands(&mut data, 20, &[0..2, 1..3], 20, |_, _, _| ());
         }));
         assert!(overlap.is_err(), "two tasks would write one row");
+    }
+
+    /// Threads by the order in which they were asked for, from 1; processors as the test says.
+    #[derive(Default)]
+    struct Places {
+        threads: std::sync::Mutex<Vec<std::thread::ThreadId>>,
+        /// Of threads 1 and 2.
+        processors: [AtomicUsize; 2],
+        /// Threads that have none.
+        off: [AtomicBool; 2],
+        brought: AtomicUsize,
+        sent: AtomicUsize,
+    }
+
+    impl Placement for Places {
+        fn thread(&self) -> i32 {
+            let me = std::thread::current().id();
+            let mut threads = self.threads.lock().expect("no panic");
+            let at = threads.iter().position(|&thread| thread == me).unwrap_or_else(|| {
+                threads.push(me);
+                threads.len() - 1
+            });
+            at as i32 + 1
+        }
+        fn processor(&self) -> usize {
+            self.processors[self.thread() as usize - 1].load(Ordering::SeqCst)
+        }
+        fn bring(&self, thread: i32) -> bool {
+            let was_off = self.off[thread as usize - 1].swap(false, Ordering::SeqCst);
+            if was_off {
+                self.send(thread, self.processor());
+                self.brought.fetch_add(1, Ordering::SeqCst);
+            }
+            was_off
+        }
+        fn send(&self, thread: i32, processor: usize) {
+            self.processors[thread as usize - 1].store(processor, Ordering::SeqCst);
+            self.sent.fetch_add(1, Ordering::SeqCst);
+        }
+    }
+
+    /// A pool of two threads on processors 0 (the caller) and 1.
+    fn two_placed() -> (Pool, &'static Places) {
+        let places: &'static Places = Box::leak(Box::default());
+        assert_eq!(places.thread(), 1);
+        places.processors[1].store(1, Ordering::SeqCst);
+        (Pool::placed(2, places), places)
+    }
+
+    /// Runs a region in which both threads are inside, and in which thread `stuck` goes on only when it has a processor.
+    fn region_with_a_thread_off(pool: &mut Pool, places: &Places, stuck: i32) {
+        let inside = AtomicUsize::new(0);
+        pool.run(2, |_| {
+            inside.fetch_add(1, Ordering::SeqCst);
+            while inside.load(Ordering::SeqCst) < 2 {
+                std::hint::spin_loop();
+            }
+            if places.thread() == stuck {
+                places.off[stuck as usize - 1].store(true, Ordering::SeqCst);
+                while places.off[stuck as usize - 1].load(Ordering::SeqCst) {
+                    std::hint::spin_loop();
+                }
+            }
+        });
+    }
+
+    #[test]
+    fn a_helper_without_a_processor_is_brought_to_the_callers_and_sent_back() {
+        let (mut pool, places) = two_placed();
+        for round in 1..=3 {
+            region_with_a_thread_off(&mut pool, places, 2);
+            assert_eq!(places.brought.load(Ordering::SeqCst), round);
+            assert_eq!(places.sent.load(Ordering::SeqCst), 2 * round);
+            assert_eq!(places.processors[1].load(Ordering::SeqCst), 1);
+        }
+    }
+
+    #[test]
+    fn a_caller_without_a_processor_changes_places_with_a_helper() {
+        let (mut pool, places) = two_placed();
+        for round in 1..=3 {
+            region_with_a_thread_off(&mut pool, places, 1);
+            assert_eq!(places.brought.load(Ordering::SeqCst), round);
+            while places.sent.load(Ordering::SeqCst) < 2 * round {
+                std::thread::yield_now();
+            }
+            let both = [0, 1].map(|i| places.processors[i].load(Ordering::SeqCst));
+            assert_eq!(both, [round % 2, 1 - round % 2]);
+        }
+    }
+
+    #[test]
+    fn a_helper_that_was_put_on_the_callers_processor_goes_back_to_its_own() {
+        let (mut pool, places) = two_placed();
+        let both_work = |pool: &mut Pool| region_with_a_thread_off(pool, places, 0);
+        both_work(&mut pool);
+        assert_eq!(places.sent.load(Ordering::SeqCst), 0);
+        places.processors[1].store(0, Ordering::SeqCst);
+        both_work(&mut pool);
+        assert_eq!(places.sent.load(Ordering::SeqCst), 1);
+        assert_eq!(places.processors[1].load(Ordering::SeqCst), 1);
+        assert_eq!(places.brought.load(Ordering::SeqCst), 0);
     }
 
     #[test]

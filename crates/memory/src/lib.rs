@@ -10,6 +10,7 @@ mod hugetlb;
 pub mod lanes;
 pub mod pager;
 pub mod pressure;
+pub mod processors;
 pub mod program;
 mod region;
 pub mod slots;

@@ -10,7 +10,8 @@ use crate::rope::RopeTable;
 use crate::{Error, Model};
 use kernels::attention::{KV_BLOCK, KvType};
 use kernels::isa::{Isa, Level};
-use kernels::threads::Pool;
+use kernels::threads::{Placement, Pool};
+use memory::processors::{self, ThreadId};
 use residency::kv::{BLOCK_TOKENS, Growth, SequenceId};
 use std::sync::Arc;
 
@@ -95,7 +96,7 @@ impl Runner {
         }
         let factors = model.weights.rope_factors.as_deref();
         Ok(Runner {
-            pool: Pool::new(options.threads.max(1)),
+            pool: Pool::placed(options.threads.max(1), &Processors),
             level,
             micro_batch: options.micro_batch.max(1),
             scratch: Scratch::default(),
@@ -283,5 +284,27 @@ impl Runner {
         }
         self.kv.balance();
         Ok(())
+    }
+}
+
+/// The system's processors.
+struct Processors;
+
+impl Placement for Processors {
+    fn thread(&self) -> i32 {
+        ThreadId::current().number()
+    }
+
+    fn processor(&self) -> usize {
+        processors::current()
+    }
+
+    fn bring(&self, thread: i32) -> bool {
+        let thread = ThreadId::numbered(thread);
+        thread.is_off() && thread.move_to(processors::current())
+    }
+
+    fn send(&self, thread: i32, processor: usize) {
+        ThreadId::numbered(thread).move_to(processor);
     }
 }

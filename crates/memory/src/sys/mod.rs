@@ -1,5 +1,6 @@
 //! System calls without a safe wrapper elsewhere.
 
+pub(crate) mod cpu_time;
 pub(crate) mod page_cache;
 pub(crate) mod ring;
 pub(crate) mod slice;
