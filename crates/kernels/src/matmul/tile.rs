@@ -123,7 +123,11 @@ fn add_block<Q: Quant, S: Simd, const G: usize>(
     acc: &mut [S::F; G],
 ) {
     let head = Q::head(s, block, h);
-    let ahead = G > 1 && h == 0 && !resident;
+    let parts = PANEL_ROWS / S::LANES;
+    // One token on whole vectors reads new lines all the time, which the processor follows by itself; on parts, it reads nothing new
+    // after the first of them.
+    let asks = if G > 1 { h == 0 } else { parts > 1 && h == parts - 1 };
+    let ahead = asks && !resident;
     macro_rules! subs {
         ($($j:literal)*) => {$(
             if $j < Q::SUBS {
@@ -169,8 +173,7 @@ const PARTS_MAX: usize = 4;
 const FETCH_BYTES: usize = 8192;
 
 /// Asks for the share of sub-block `j` of the memory that lies [`FETCH_BYTES`] ahead of `block`. With more tokens than one,
-/// so much work lies between two loads that the processor does not see the next ones by itself; with one it does, and the
-/// requests only cost. Spread over the sub-blocks: all at once, they would keep the block's own loads waiting.
+/// so much work lies between two loads that the processor does not see the next ones by itself. Spread over the sub-blocks: all at once, they would keep the block's own loads waiting.
 #[inline(always)]
 fn fetch_ahead<S: Simd>(s: S, block: &[u8], j: usize, subs: usize) {
     let lines = block.len().div_ceil(64);
