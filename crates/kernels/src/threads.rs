@@ -377,14 +377,13 @@ fn help(shared: &Shared, index: usize) {
         } else {
             me.parked.store(true, Ordering::SeqCst);
             let state = shared.state.load(Ordering::SeqCst);
-            let unfinished = state >> 32 == seen && state & CLOSED == 0;
-            if shared.stop.load(Ordering::SeqCst) {
-            } else if unfinished {
-                shared.bring_caller();
-                std::thread::park_timeout(WAIT);
-            } else if state & CLOSED != 0 {
+            let (stop, closed) = (shared.stop.load(Ordering::SeqCst), state & CLOSED != 0);
+            if !stop && closed {
                 std::thread::park();
                 spins = 0;
+            } else if !stop && state >> 32 == seen {
+                shared.bring_caller();
+                std::thread::park_timeout(WAIT);
             }
             me.parked.store(false, Ordering::SeqCst);
         }

@@ -5,6 +5,7 @@
 
 use crate::sys::cpu_time::cpu_time;
 use rustix::thread::{CpuSet, Pid, gettid, sched_getaffinity, sched_getcpu, sched_setaffinity};
+use std::sync::Mutex;
 
 /// A thread of this process, by the system's number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -37,8 +38,12 @@ impl ThreadId {
         (0..8).all(|_| cpu_time(self.0) == Some(before))
     }
 
-    /// Moves it to `processor`, if it may run there, and leaves it free to go elsewhere. Whether it was moved.
+    /// Moves it to `processor`, if it may run there, and leaves it free to go elsewhere. Whether it was moved: not while another
+    /// thread is being moved.
     pub fn move_to(self, processor: usize) -> bool {
+        // Two who move one thread at once would take each other's single processor for what it is allowed.
+        static MOVING: Mutex<()> = Mutex::new(());
+        let Ok(_moving) = MOVING.try_lock() else { return false };
         let Some(pid) = Pid::from_raw(self.0) else { return false };
         let Ok(allowed) = sched_getaffinity(Some(pid)) else { return false };
         if processor >= CpuSet::MAX_CPU || !allowed.is_set(processor) {

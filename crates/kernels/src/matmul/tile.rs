@@ -173,7 +173,8 @@ const PARTS_MAX: usize = 4;
 const FETCH_BYTES: usize = 8192;
 
 /// Asks for the share of sub-block `j` of the memory that lies [`FETCH_BYTES`] ahead of `block`. With more tokens than one,
-/// so much work lies between two loads that the processor does not see the next ones by itself. Spread over the sub-blocks: all at once, they would keep the block's own loads waiting.
+/// so much work lies between two loads that the processor does not see the next ones by itself. Spread over the sub-blocks: all at
+/// once, they would keep the block's own loads waiting.
 #[inline(always)]
 fn fetch_ahead<S: Simd>(s: S, block: &[u8], j: usize, subs: usize) {
     let lines = block.len().div_ceil(64);
