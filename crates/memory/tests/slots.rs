@@ -8,6 +8,7 @@ use memory::source::{ByteSource, FileSource, ReadOptions};
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::{Arc, Condvar, Mutex};
+use std::time::Instant;
 
 const EIO: i32 = 5;
 
@@ -189,6 +190,28 @@ fn what_someone_waits_for_overtakes_what_is_read_ahead() {
     assert!(packer.wait(8).values().all(Result::is_ok));
     let order: Vec<u64> = source.asked().iter().map(|range| range.start / 10_000).collect();
     assert_eq!(order, [0, 5, 4, 6, 1, 2, 3, 8]);
+}
+
+#[test]
+fn lanes_are_spare_from_the_end_of_what_is_wanted_until_more_is() {
+    let source = Arc::new(FaultySource::new("fast", bytes(100_000)));
+    let slice = |i: u64| Slice { source: Arc::clone(&source) as _, range: i * 10_000..i * 10_000 + 100, ticket: i };
+    for way in ways() {
+        let packer = Packer::new(9, 10_000);
+        let lanes = Lanes::start(way, 10_000, Arc::clone(&packer) as _).expect("threads");
+        assert_eq!(lanes.spare_since(), None, "nothing was wanted yet");
+        let before = Instant::now();
+        lanes.want([slice(0), slice(1)]);
+        packer.wait(2);
+        let since = lanes.spare_since().expect("all has come");
+        assert!(since >= before && since <= Instant::now());
+        lanes.read_ahead([slice(2)]);
+        packer.wait(3);
+        assert_eq!(lanes.spare_since(), Some(since), "what is read ahead is read by spare lanes");
+        lanes.want([slice(3)]);
+        packer.wait(4);
+        assert!(lanes.spare_since().expect("all has come") > since);
+    }
 }
 
 #[test]

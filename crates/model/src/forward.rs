@@ -184,7 +184,7 @@ impl<'a> Forward<'a> {
         let mut rows = n;
         for (i, layer) in self.weights.layers.iter().enumerate() {
             self.weights.ensure(i)?;
-            self.guess_experts(i, layer, n);
+            self.guess_first_experts(i, n);
             self.attend(i, layer, runs, n);
             if i + 1 == self.config.layers {
                 // Nothing reads the other rows any more.

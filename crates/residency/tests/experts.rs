@@ -96,6 +96,26 @@ fn what_is_read_on_a_guess_is_a_miss_of_its_first_use_or_of_none() {
 }
 
 #[test]
+fn what_was_nearly_used_is_warmer_than_what_was_not_and_colder_than_what_was() {
+    for (share, order) in [(0.6, [0, 1, 2]), (0.2, [0, 2, 1])] {
+        let mut cache = Cache::new(Heat::default(), 3, 1, 8);
+        let key = |expert| Key { layer: 0, expert };
+        for expert in 0..3 {
+            cache.advance(0..=0, 0);
+            cache.used(key(expert), 0);
+            let Acquired::Miss { slot, .. } = cache.acquire(key(expert)) else { panic!("a slot is free") };
+            cache.release(slot);
+        }
+        // Then expert 0 is used once more, expert 1 nearly used twice, and expert 2 once.
+        cache.advance(2..=2, 0);
+        cache.used(key(0), 1);
+        (1..=2).for_each(|token| cache.nearly_used(key(1), token, share));
+        cache.nearly_used(key(2), 2, 0.8);
+        assert_eq!(cache.by_rank().iter().map(|key| key.expert).collect::<Vec<_>>(), order, "{share}");
+    }
+}
+
+#[test]
 fn shrinking_gives_back_what_is_not_leased_and_the_rest_goes_on() {
     let mut cache = Cache::new(Heat::default(), 5, 1, 8);
     let key = |expert| Key { layer: 0, expert };

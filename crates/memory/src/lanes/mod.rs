@@ -110,6 +110,8 @@ struct Queue {
     ahead: VecDeque<Slice>,
     stop: bool,
     in_flight: usize,
+    /// When a lane was free first with nothing wanted, since something was.
+    spare_since: Option<Instant>,
     busy_since: Option<Instant>,
     stats: LaneStats,
 }
@@ -117,6 +119,13 @@ struct Queue {
 impl Queue {
     fn is_empty(&self) -> bool {
         self.wanted.is_empty() && self.ahead.is_empty()
+    }
+
+    fn want<S: IntoIterator<Item = Slice>>(&mut self, slices: S) {
+        self.wanted.extend(slices);
+        if !self.wanted.is_empty() {
+            self.spare_since = None;
+        }
     }
 
     fn take(&mut self) -> Option<Slice> {
@@ -160,7 +169,7 @@ impl Lanes {
 
     /// Has `slices` read, in this order and before all that is only read ahead.
     pub fn want(&self, slices: impl IntoIterator<Item = Slice>) {
-        self.shared.lock().wanted.extend(slices);
+        self.shared.lock().want(slices);
         self.begin();
     }
 
@@ -187,7 +196,7 @@ impl Lanes {
         let mut queue = self.shared.lock();
         let (wanted, ahead) = std::mem::take(&mut queue.ahead).into_iter().partition(|s: &Slice| is_wanted(s.ticket));
         queue.ahead = ahead;
-        queue.wanted.extend::<VecDeque<Slice>>(wanted);
+        queue.want::<VecDeque<Slice>>(wanted);
     }
 
     /// Of the slices read ahead whose ticket is `in_vain`, those that were not begun are not read any more; which these are.
@@ -204,6 +213,11 @@ impl Lanes {
         let queue = self.shared.lock();
         let under_way = queue.busy_since.map_or(Duration::ZERO, |since| since.elapsed());
         LaneStats { busy: queue.stats.busy + under_way, ..queue.stats }
+    }
+
+    /// Since when there has been a free lane and nothing that is wanted, if there has.
+    pub fn spare_since(&self) -> Option<Instant> {
+        self.shared.lock().spare_since
     }
 
     /// How it reads.
@@ -236,6 +250,9 @@ impl Shared {
     fn ended(&self, slice: &Slice) {
         let mut queue = self.lock();
         queue.in_flight -= 1;
+        if queue.wanted.is_empty() {
+            queue.spare_since.get_or_insert_with(Instant::now);
+        }
         queue.stats.slices += 1;
         queue.stats.slice_bytes += slice.range.end - slice.range.start;
         if queue.in_flight == 0

@@ -16,6 +16,16 @@ pub(crate) struct Wanted {
     pub(crate) rows: Range<usize>,
 }
 
+/// An expert that a token nearly chose.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) struct Near {
+    pub(crate) expert: u32,
+    /// Row of the batch by tokens.
+    pub(crate) token: u32,
+    /// Of a choice, how much it is worth as a sign of what is to come.
+    pub(crate) share: f32,
+}
+
 /// The choices of all tokens, expert by expert: rows of one expert lie side by side, in the order of tokens.
 #[derive(Debug, Default)]
 pub(crate) struct Batch {
@@ -25,6 +35,8 @@ pub(crate) struct Batch {
     pub(crate) tokens: Vec<u32>,
     /// The row of each token's choices, in their order; [`NO_ROW`] for those that were left out.
     pub(crate) rows: Vec<usize>,
+    /// What was nearly chosen, where that is made use of.
+    pub(crate) near: Vec<Near>,
     /// Rows of each expert, then where its next one goes.
     next: Vec<usize>,
 }

@@ -9,24 +9,24 @@ pub(crate) mod source;
 pub(crate) mod streamed;
 
 use crate::Error;
+use crate::config::Config;
 use crate::forward::{Forward, grow, recycled};
-use crate::weights::{Experts, Layer};
-use batch::Batch;
-pub(crate) use batch::Wanted;
+use crate::weights::{Experts, Weights};
+pub(crate) use batch::{Batch, Near, Wanted};
 use kernels::activations::{Activations, Forms, Precision, Source};
+use kernels::isa::Level;
 use kernels::matmul::{Band, GatedBand, Output, matmul, matmul_bands, matmul_gated_bands};
 use kernels::ops;
+use kernels::threads::Pool;
 use replay::RouteReplay;
 pub use routing::{Choice, Routing, Scores};
-use source::Ready;
+use source::{ExpertSource, Ready};
 
 /// Buffers of a layer of experts; they only grow.
 #[derive(Debug, Default)]
 pub(crate) struct Scratch {
-    /// Router outputs, `[tokens, experts padded]`.
-    logits: Vec<f32>,
-    /// `[tokens, used]`.
-    choices: Vec<Choice>,
+    routed: Routed,
+    guess: Guess,
     batch: Batch,
     /// Normalized residual stream, once for each choice.
     acts: Activations,
@@ -43,6 +43,24 @@ pub(crate) struct Scratch {
     pub(crate) counts: Vec<u64>,
     /// Choices that were recorded elsewhere, instead of the router's.
     pub(crate) replay: Option<RouteReplay>,
+}
+
+/// What a router said.
+#[derive(Debug, Default)]
+struct Routed {
+    /// Its outputs, `[tokens, experts padded]`.
+    logits: Vec<f32>,
+    /// `[tokens, used]`.
+    choices: Vec<Choice>,
+}
+
+/// What a router would say.
+#[derive(Debug, Default)]
+struct Guess {
+    /// The residual stream before it is what the router will see, normalized.
+    normed: Vec<f32>,
+    acts: Activations,
+    routed: Routed,
 }
 
 /// Lists of what is computed at once, kept for their room.
@@ -70,13 +88,16 @@ impl Forward<'_> {
         Ok(())
     }
 
-    /// Guesses which experts a layer will want, before its attention: those that its router chooses for the residual stream
-    /// as it is. What comes of it decides what is read when, and nothing else.
-    pub(crate) fn guess_experts(&mut self, index: usize, layer: &Layer, n: usize) {
-        let Some(experts) = layer.experts.as_ref().filter(|_| self.expert_source.wants_guess(index, n)) else { return };
-        self.normalize(experts.router_norm.as_deref().unwrap_or(&layer.ffn_norm), n);
-        self.route(experts, n);
-        self.expert_source.guess(index, &self.scratch.moe.choices);
+    /// Guesses which experts a layer will want that no layer with experts comes before.
+    pub(crate) fn guess_first_experts(&mut self, index: usize, n: usize) {
+        let layers = &self.weights.layers;
+        if layers[index].experts.is_some() && index.checked_sub(1).is_none_or(|before| layers[before].experts.is_none())
+        {
+            let s = &mut *self.scratch;
+            let guesser =
+                Guesser { source: self.expert_source, weights: self.weights, config: self.config, level: self.level };
+            guesser.guess(self.pool, index, &s.x[..n * self.config.embedding_len], &mut s.moe.guess);
+        }
     }
 
     /// Adds what the experts made of each token, in the order of its choices, to its part.
@@ -84,7 +105,7 @@ impl Forward<'_> {
         let (level, width, epsilon) = (self.level, self.config.embedding_len, self.config.norm_epsilon);
         let s = &mut *self.scratch;
         let (part, normed, used) = (&mut s.part[..n * width], &s.normed, experts.routing.used);
-        let Scratch { out, batch, choices, sums, .. } = &mut s.moe;
+        let Scratch { out, batch, routed: Routed { choices, .. }, sums, .. } = &mut s.moe;
         let add_experts = |t: usize, row: &mut [f32]| {
             for i in (t * used..(t + 1) * used).filter(|&i| batch.rows[i] != batch::NO_ROW) {
                 let choice = choices[i];
@@ -118,48 +139,39 @@ impl Forward<'_> {
 
     /// Writes the normalized residual stream.
     fn normalize(&mut self, norm: &[f32], n: usize) {
-        let (c, level, width) = (self.config, self.level, self.config.embedding_len);
-        let s = &mut *self.scratch;
-        let normed = grow(&mut s.normed, n * width);
-        normed.copy_from_slice(&s.x[..n * width]);
-        self.pool.run_chunks(normed, width, |_, row| ops::rms_norm(level, row, norm, c.norm_epsilon));
-    }
-
-    /// Has the router choose experts for each of `n` rows of the normalized residual stream.
-    fn route(&mut self, experts: &Experts, n: usize) {
         let (width, s) = (self.config.embedding_len, &mut *self.scratch);
-        let mut router = self.weights.matrix(&experts.router);
-        router.precision = Precision::Double;
-        let forms = Forms::of([router.format]);
-        s.acts.fill(self.pool, self.level, &s.normed, width, width, n, None, forms, Precision::Double);
-        let (moe, row_len, used) = (&mut s.moe, router.padded_rows(), experts.routing.used);
-        let logits = grow(&mut moe.logits, n * row_len);
-        matmul(self.pool, self.level, &[router], &s.acts, logits, Output::Store);
-        moe.choices.clear();
-        moe.choices.resize(n * used, Choice::default());
-        let (logits, bias) = (&*logits, experts.choice_bias.as_deref());
-        self.pool.run_chunks(&mut moe.choices, used, |t, choices| {
-            experts.routing.route(&logits[t * row_len..][..router.rows], bias, choices);
-        });
+        normalize(self.pool, self.level, (norm, self.config.norm_epsilon), &s.x[..n * width], &mut s.normed);
     }
 
     /// Has each of `n` tokens choose its experts, and sorts the choices by experts.
     fn choose(&mut self, index: usize, experts: &Experts, n: usize) {
-        self.route(experts, n);
-        let (moe, used, count) = (&mut self.scratch.moe, experts.routing.used, experts.router.rows);
+        let (used, count, s) = (experts.routing.used, experts.router.rows, &mut *self.scratch);
+        let normed = &s.normed[..n * self.config.embedding_len];
+        let moe = &mut s.moe;
+        let row_len = route(self.pool, self.level, (self.weights, experts), normed, &mut s.acts, &mut moe.routed);
+        let Routed { logits, choices } = &mut moe.routed;
+        moe.batch.near.clear();
+        // What is forced on the router says nothing of what it would choose next.
+        if self.expert_source.wants_near() && moe.replay.is_none() {
+            let rows = logits.chunks_exact(row_len).zip(choices.chunks_exact(used));
+            for (token, (logits, choices)) in (0u32..).zip(rows) {
+                let found = |expert, share| moe.batch.near.push(Near { expert, token, share });
+                experts.routing.near(&logits[..count], choices, found);
+            }
+        }
         if let Some(replay) = &moe.replay {
-            for (t, choices) in moe.choices.chunks_exact_mut(used).enumerate() {
+            for (t, choices) in choices.chunks_exact_mut(used).enumerate() {
                 replay.force(t, index as u32, count, choices);
             }
         }
         if let Some(share) = self.drop_cold_experts {
             let source = self.expert_source;
             let is_there = |expert| source.is_there(index, expert as usize);
-            let counts = moe.choices.chunks_exact_mut(used).map(|choices| routing::drop_cold(choices, share, is_there));
+            let counts = choices.chunks_exact_mut(used).map(|choices| routing::drop_cold(choices, share, is_there));
             let (examined, dropped) = counts.fold((0, 0), |sum, counts| (sum.0 + counts.0, sum.1 + counts.1));
             source.note_left_out(examined, dropped);
         }
-        moe.batch.sort(&moe.choices, used, count);
+        moe.batch.sort(choices, used, count);
         moe.counts.resize(self.weights.layers.len() * count, 0);
         for wanted in &moe.batch.wanted {
             moe.counts[index * count + wanted.expert] += wanted.rows.len() as u64;
@@ -169,7 +181,7 @@ impl Forward<'_> {
     /// Computes the experts that were chosen, each for all of its tokens, as they come.
     fn compute_experts(&mut self, index: usize, experts: &Experts, n: usize) -> Result<(), Error> {
         let (level, width, s) = (self.level, self.config.embedding_len, &mut *self.scratch);
-        let Scratch { batch, acts, middle_acts, middle, out, round, .. } = &mut s.moe;
+        let Scratch { batch, acts, middle_acts, middle, out, round, guess, .. } = &mut s.moe;
         let (wanted, rows) = (&batch.wanted, batch.tokens.len());
         let source = Source { x: &s.normed, stride: width, cols: width, norm: None };
         round.parts.clear();
@@ -181,7 +193,11 @@ impl Forward<'_> {
         let middle_len = experts.middle_len();
         let (middle, out) = (grow(middle, rows * middle_len), grow(out, rows * width));
         let pool = &mut *self.pool;
-        self.expert_source.visit(index, wanted, &mut |visit| {
+        let guesser = Guesser { source: self.expert_source, weights: self.weights, config: self.config, level };
+        let x = &s.x[..n * width];
+        self.expert_source.visit(index, batch, &mut |visit| {
+            // What this layer lacks is being read by now, and the drive knows what to do next.
+            guesser.guess(pool, index + 1, x, guess);
             loop {
                 let (mut gates, mut downs) = (recycled(&mut round.gates), recycled(&mut round.downs));
                 let mut ready = recycled(&mut round.ready);
@@ -217,5 +233,61 @@ impl Forward<'_> {
                 round.downs = recycled(&mut downs);
             }
         })
+    }
+}
+
+/// Normalizes rows of the residual stream into `normed`.
+fn normalize(pool: &mut Pool, level: Level, (norm, epsilon): (&[f32], f32), x: &[f32], normed: &mut Vec<f32>) {
+    let normed = grow(normed, x.len());
+    normed.copy_from_slice(x);
+    pool.run_chunks(normed, norm.len(), |_, row| ops::rms_norm(level, row, norm, epsilon));
+}
+
+/// Has a router choose experts for each row of the normalized residual stream. The length of a row of its outputs.
+fn route(
+    pool: &mut Pool,
+    level: Level,
+    (weights, experts): (&Weights, &Experts),
+    normed: &[f32],
+    acts: &mut Activations,
+    routed: &mut Routed,
+) -> usize {
+    let mut router = weights.matrix(&experts.router);
+    router.precision = Precision::Double;
+    let (width, forms) = (router.cols, Forms::of([router.format]));
+    let n = normed.len() / width;
+    acts.fill(pool, level, normed, width, width, n, None, forms, Precision::Double);
+    let (row_len, used) = (router.padded_rows(), experts.routing.used);
+    let logits = grow(&mut routed.logits, n * row_len);
+    matmul(pool, level, &[router], acts, logits, Output::Store);
+    routed.choices.clear();
+    routed.choices.resize(n * used, Choice::default());
+    let (logits, bias) = (&*logits, experts.choice_bias.as_deref());
+    pool.run_chunks(&mut routed.choices, used, |t, choices| {
+        experts.routing.route(&logits[t * row_len..][..router.rows], bias, choices);
+    });
+    row_len
+}
+
+/// Tells which experts a layer will probably want, while another is being computed: those that its router chooses for the
+/// residual stream as it is. What comes of it decides what is read when, and nothing else.
+struct Guesser<'a> {
+    source: &'a dyn ExpertSource,
+    weights: &'a Weights,
+    config: &'a Config,
+    level: Level,
+}
+
+impl Guesser<'_> {
+    /// Guesses for layer `index`, from the residual stream `x`, if there is such a layer and that may be of use.
+    fn guess(&self, pool: &mut Pool, index: usize, x: &[f32], guess: &mut Guess) {
+        let Some(layer) = self.weights.layers.get(index) else { return };
+        let rows = x.len() / self.config.embedding_len;
+        let Some(experts) = layer.experts.as_ref().filter(|_| self.source.wants_guess(index, rows)) else { return };
+        let norm = (experts.router_norm.as_deref().unwrap_or(&layer.ffn_norm), self.config.norm_epsilon);
+        let Guess { normed, acts, routed } = guess;
+        normalize(pool, self.level, norm, x, normed);
+        route(pool, self.level, (self.weights, experts), &normed[..x.len()], acts, routed);
+        self.source.guess(index, &routed.choices);
     }
 }

@@ -1,6 +1,6 @@
 //! Where a layer's experts come from: the seam between computing with them and having them.
 
-use super::{Choice, Wanted};
+use super::{Batch, Choice, Wanted};
 use crate::Error;
 use crate::weights::{Layer, Weights};
 use kernels::matmul::Matrix;
@@ -30,7 +30,7 @@ pub(crate) trait ExpertSource: Send + Sync {
         let _ = (examined, dropped);
     }
 
-    /// Whether to guess, before the attention of `layer`, which experts its `rows` tokens will want.
+    /// Whether to guess, before the router of `layer` speaks, which experts its `rows` tokens will want.
     fn wants_guess(&self, layer: usize, rows: usize) -> bool {
         let _ = (layer, rows);
         false
@@ -41,8 +41,13 @@ pub(crate) trait ExpertSource: Send + Sync {
         let _ = (layer, choices);
     }
 
-    /// Has `compute` use the experts `wanted` of `layer`, which ascend.
-    fn visit(&self, layer: usize, wanted: &[Wanted], compute: &mut Compute<'_>) -> Result<(), Error>;
+    /// Whether it is of use to know what tokens nearly chose.
+    fn wants_near(&self) -> bool {
+        false
+    }
+
+    /// Has `compute` use the experts of `layer` that the tokens of `batch` chose.
+    fn visit(&self, layer: usize, batch: &Batch, compute: &mut Compute<'_>) -> Result<(), Error>;
 }
 
 /// One layer's use of its experts.
@@ -64,8 +69,8 @@ struct All<'a> {
 }
 
 impl ExpertSource for Resident<'_> {
-    fn visit(&self, layer: usize, wanted: &[Wanted], compute: &mut Compute<'_>) -> Result<(), Error> {
-        compute(&mut All { weights: self.0, layer: &self.0.layers[layer], wanted })
+    fn visit(&self, layer: usize, batch: &Batch, compute: &mut Compute<'_>) -> Result<(), Error> {
+        compute(&mut All { weights: self.0, layer: &self.0.layers[layer], wanted: &batch.wanted })
     }
 }
 

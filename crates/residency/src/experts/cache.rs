@@ -3,7 +3,7 @@
 //! The cache says where an expert is to be found or put; that its bytes have come is the business of whoever reads them.
 
 use super::Key;
-use super::policy::{Heat, Moment, Past, Policy, decay};
+use super::policy::{Heat, Moment, Past, Policy};
 use std::ops::RangeInclusive;
 
 /// Where an expert is, or comes.
@@ -115,11 +115,16 @@ impl<P: Policy> Cache<P> {
     pub fn used(&mut self, key: Key, token: u64) {
         let at = self.at(key);
         let past = &mut self.pasts[at];
-        let token = token.max(past.token);
-        past.heat = past.heat * decay(token - past.token) + 1.0;
-        past.token = token;
+        past.warm(token, 1.0);
+        past.token = past.token.max(token);
         past.order = self.now.order;
         self.now.order += 1;
+    }
+
+    /// Token `token` came near to being routed to `key`: as `share` of a use, it is likely to be used soon.
+    pub fn nearly_used(&mut self, key: Key, token: u64, share: f32) {
+        let at = self.at(key);
+        self.pasts[at].warm(token, share);
     }
 
     /// Leases the slot of `key`, making one free if it has none: of those without a lease, the one that the policy ranks

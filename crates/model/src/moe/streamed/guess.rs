@@ -1,19 +1,27 @@
-//! Reads that may be in vain: of the expert that a layer will probably want, and of what a run before had at its end.
+//! Reads that may be in vain: of the experts that a layer will probably want, and of what a run before had at its end.
 
 use super::{Choice, For, Key, PARTS, State, Streamed};
 use std::time::{Duration, Instant};
 
-/// The expert that a layer will probably want and has not got.
+/// Experts that a layer will probably want and has not got, the most probable first.
 #[derive(Debug)]
 pub(super) struct Guessed {
-    key: Key,
     at: Instant,
+    experts: Vec<Guess>,
+}
+
+#[derive(Debug)]
+struct Guess {
+    key: Key,
+    /// Among the choices of its token.
+    place: usize,
     /// Its slot, with a lease, if it is read.
     slot: Option<usize>,
 }
 
 impl Streamed {
-    /// Of the experts of `choices` that are missing, guesses that the weightiest is wanted, and has it read if that pays.
+    /// Guesses that the experts of `choices` are wanted, each token's first most probably, and has those read that are missing
+    /// and worth it, when nothing else is to be read.
     pub(super) fn begin_guess(&self, layer: u32, choices: &[Choice]) {
         let mut state = self.shared.lock();
         let state = &mut *state;
@@ -21,30 +29,47 @@ impl Streamed {
         // One of a pass that ended early.
         self.settle_guess(state, |_| false);
         let key = |choice: &Choice| Key { layer, expert: choice.expert };
-        let missing = choices.iter().filter(|choice| state.cache.find(key(choice)).is_none());
-        let Some(key) = missing.max_by(|a, b| a.weight.total_cmp(&b.weight)).map(key) else { return };
-        let slot = state.guesses.pays().then(|| self.acquire(state, &mut vec![(0, key)], For::Guess));
-        let slot = slot.and_then(|places| places.first().map(|place| place.slot));
-        state.guess_counts.reads += u64::from(slot.is_some());
-        state.guessed = Some(Guessed { key, at: Instant::now(), slot });
+        let placed = choices.iter().enumerate().map(|(i, choice)| (i % self.shared.used, key(choice)));
+        let mut missing: Vec<(usize, Key)> = placed.filter(|(_, key)| state.cache.find(*key).is_none()).collect();
+        missing.sort_unstable();
+        let mut experts: Vec<Guess> = Vec::new();
+        let mut keys: Vec<(usize, Key)> = Vec::new();
+        for (place, key) in missing {
+            if experts.iter().all(|other| other.key != key) {
+                if state.guesses.pays(place, keys.len()) {
+                    keys.push((experts.len(), key));
+                }
+                experts.push(Guess { key, place, slot: None });
+            }
+        }
+        for place in self.acquire(state, &mut keys, For::Guess) {
+            experts[place.number].slot = Some(place.slot);
+            state.guess_counts.reads += 1;
+        }
+        state.guessed = Some(Guessed { at: Instant::now(), experts });
     }
 
     /// Now it is known what the layer wants. What was read for a wrong guess and has come stays, as long as nothing better
     /// takes its place; what has not come is given up.
     pub(super) fn settle_guess(&self, state: &mut State, is_wanted: impl Fn(Key) -> bool) {
-        let Some(Guessed { key, at, slot }) = state.guessed.take() else { return };
-        let right = is_wanted(key);
-        let expert_bytes = self.shared.expert_bytes(key);
-        let read = self.read_time(state, expert_bytes);
-        state.guesses.settle(right, at.elapsed(), read);
-        let Some(slot) = slot else { return };
-        if right {
-            state.guess_counts.right += 1;
-        } else {
-            state.guess_counts.wrong_bytes += expert_bytes - self.forget(state, &[slot]);
-            state.cache.settle(slot);
+        let Some(Guessed { at, experts }) = state.guessed.take() else { return };
+        let Some(first) = experts.first() else { return };
+        // Reads on a guess begin when those of the layer before have ended.
+        let begin = self.lanes.spare_since().map_or(at, |spare| spare.max(at));
+        let read = self.read_time(state, self.shared.expert_bytes(first.key));
+        state.guesses.settle_times(begin.elapsed(), read);
+        for Guess { key, place, slot } in experts {
+            let right = is_wanted(key);
+            state.guesses.settle(place, right);
+            let Some(slot) = slot else { continue };
+            if right {
+                state.guess_counts.right += 1;
+            } else {
+                state.guess_counts.wrong_bytes += self.shared.expert_bytes(key) - self.forget(state, &[slot]);
+                state.cache.settle(slot);
+            }
+            state.cache.release(slot);
         }
-        state.cache.release(slot);
     }
 
     /// The time in which the lanes read an expert of `bytes` lately, if they have since the last call.

@@ -15,7 +15,7 @@ pub(crate) use stack::Stack;
 pub use stats::{ExpertStats, GuessCounts};
 
 use super::source::{Compute, ExpertSource};
-use super::{Choice, Wanted};
+use super::{Batch, Choice};
 use crate::Error;
 use memory::lanes::{LaneOptions, LaneStats, Lanes, Receive, Slice};
 use memory::slots::Slots;
@@ -336,8 +336,12 @@ impl ExpertSource for Streamed {
         }
     }
 
-    fn visit(&self, layer: usize, wanted: &[Wanted], compute: &mut Compute<'_>) -> Result<(), Error> {
+    fn wants_near(&self) -> bool {
+        true
+    }
+
+    fn visit(&self, layer: usize, batch: &Batch, compute: &mut Compute<'_>) -> Result<(), Error> {
         let layer = self.shared.index[layer].expect("a layer with experts");
-        compute(&mut visit::Streaming::begin(self, layer, wanted))
+        compute(&mut visit::Streaming::begin(self, layer, batch))
     }
 }

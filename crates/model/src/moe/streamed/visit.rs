@@ -2,8 +2,8 @@
 
 use super::{For, Key, PARTS, Place, Stacks, State, Streamed};
 use crate::Error;
-use crate::moe::Wanted;
 use crate::moe::source::{Ready, Visit};
+use crate::moe::{Batch, Wanted};
 use kernels::matmul::Matrix;
 use memory::slots::Lease;
 use std::sync::PoisonError;
@@ -44,12 +44,13 @@ struct Part<'a> {
 }
 
 impl<'a> Streaming<'a> {
-    pub(super) fn begin(source: &'a Streamed, layer: u32, wanted: &'a [Wanted]) -> Streaming<'a> {
+    pub(super) fn begin(source: &'a Streamed, layer: u32, batch: &'a Batch) -> Streaming<'a> {
+        let wanted = &batch.wanted[..];
         let mut state = source.shared.lock();
         source.stop_warming(&mut state);
         let wants = |key: Key| key.layer == layer && wanted.iter().any(|w| w.expert == key.expert as usize);
         source.settle_guess(&mut state, wants);
-        source.shared.note_uses(&mut state, layer, wanted);
+        source.shared.note_uses(&mut state, layer, batch);
         let keys = wanted.iter().map(|w| Key { layer, expert: w.expert as u32 }).enumerate();
         // What is there first, so that nothing that is missing takes its slot.
         let (mut there, mut waiting): (Vec<_>, Vec<_>) = keys.partition(|(_, key)| state.cache.find(*key).is_some());
@@ -177,8 +178,8 @@ impl Drop for Streaming<'_> {
 }
 
 impl super::Shared {
-    /// Tells the cache which experts the tokens of a batch chose, and when.
-    fn note_uses(&self, state: &mut State, layer: u32, wanted: &[Wanted]) {
+    /// Tells the cache which experts the tokens of a batch chose or nearly chose, and when.
+    fn note_uses(&self, state: &mut State, layer: u32, Batch { wanted, near, .. }: &Batch) {
         let rows: usize = wanted.iter().map(|w| w.rows.len()).sum();
         let tokens = rows / self.used.max(1);
         let span = if tokens >= PROMPT_TOKENS_MIN { tokens as u64 } else { 1 };
@@ -189,6 +190,10 @@ impl super::Shared {
         state.routed += rows as u64;
         // Of the first layers choices may have been left out: their span is shorter then.
         state.cache.advance((state.token + 1).saturating_sub(span)..=state.token, layer);
+        for near in near {
+            let key = Key { layer, expert: near.expert };
+            state.cache.nearly_used(key, state.token + u64::from(near.token).min(span - 1) + 1 - span, near.share);
+        }
         for w in wanted {
             // Which of a prompt's tokens they are is not known here: spread evenly, they cool as if it were.
             let n = w.rows.len() as u64;
