@@ -136,13 +136,19 @@ fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Flights {
-    /// `buffers` buffers of `len_bytes` each.
+    /// `buffers` buffers of `len_bytes` each. Their pages are taken here: a virtual machine may give new ones at half a GB/s, so
+    /// that the first reads would be slower than the drive, and a probe of it would measure memory.
     pub(crate) fn new(buffers: usize, len_bytes: usize) -> io::Result<Flights> {
         Flights::of(IoUring::new(buffers.next_power_of_two() as u32)?, buffers, len_bytes)
     }
 
     fn of(ring: IoUring, buffers: usize, len_bytes: usize) -> io::Result<Flights> {
-        let made: Result<_, _> = (0..buffers).map(|_| Buffer::new(len_bytes).map(Mutex::new)).collect();
+        let page_bytes = rustix::param::page_size();
+        let touched = |mut buffer: Buffer| {
+            buffer.iter_mut().step_by(page_bytes).for_each(|byte| *byte = 0);
+            Mutex::new(buffer)
+        };
+        let made: Result<_, _> = (0..buffers).map(|_| Buffer::new(len_bytes).map(touched)).collect();
         let flying = (0..buffers).map(|_| AtomicBool::new(false)).collect();
         let (submitting, reaping) = Default::default();
         Ok(Flights { ring, buffers: made.map_err(io::Error::other)?, flying, submitting, reaping })
