@@ -3,11 +3,13 @@
 //! Invariants:
 //! 1. `base` and `len_bytes` describe one private anonymous mapping of this process, readable and writable, made by
 //!    [`Buffer::new`] and unmapped only by its `Drop`, unless [`Buffer::into_raw`] gave it away.
+//! 2. A buffer that is cut into parts is seen through them alone; they lie in it, and do not overlap.
 #![allow(unsafe_code)]
 
 use crate::Error;
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous, munmap};
 use std::ffi::c_void;
+use std::sync::Arc;
 
 /// What a huge page has on the machines that have one of this kind (x86-64, and AArch64 with pages of 4 KiB).
 pub const HUGE_PAGE_BYTES: usize = 2 << 20;
@@ -46,6 +48,23 @@ impl Buffer {
             let _ = unsafe { madvise(buffer.base, buffer.len_bytes, advice) };
         }
         Ok(buffer)
+    }
+
+    /// Has the system take all pages now.
+    pub(crate) fn touched(mut self) -> Buffer {
+        let page_bytes = rustix::param::page_size();
+        self.iter_mut().step_by(page_bytes).for_each(|byte| *byte = 0);
+        self
+    }
+
+    /// Cuts the front of the buffer into `count` parts of `len_bytes` each.
+    ///
+    /// # Panics
+    /// If it is not long enough.
+    pub(crate) fn cut(self, count: usize, len_bytes: usize) -> Vec<Part> {
+        assert!(count.checked_mul(len_bytes).is_some_and(|all| all <= self.len_bytes), "{count} parts of {len_bytes}");
+        let whole = Arc::new(self);
+        (0..count).map(|i| Part { whole: Arc::clone(&whole), from: i * len_bytes, len_bytes }).collect()
     }
 
     /// Gives the mapping to the caller, who unmaps it.
@@ -96,9 +115,51 @@ impl Drop for Buffer {
     }
 }
 
+/// A part of a buffer.
+#[derive(Debug)]
+pub(crate) struct Part {
+    whole: Arc<Buffer>,
+    from: usize,
+    len_bytes: usize,
+}
+
+impl std::ops::Deref for Part {
+    type Target = [u8];
+    fn deref(&self) -> &[u8] {
+        // SAFETY: invariants 1 and 2.
+        unsafe { std::slice::from_raw_parts(self.whole.base.cast::<u8>().add(self.from), self.len_bytes) }
+    }
+}
+
+impl std::ops::DerefMut for Part {
+    fn deref_mut(&mut self) -> &mut [u8] {
+        // SAFETY: invariants 1 and 2, and `&mut self` is exclusive.
+        unsafe { std::slice::from_raw_parts_mut(self.whole.base.cast::<u8>().add(self.from), self.len_bytes) }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn parts_are_their_own_and_outlive_each_other() {
+        let mut parts = Buffer::new(10_000).expect("a few pages").touched().cut(3, 3000);
+        for (i, part) in (1..).zip(&mut parts) {
+            assert_eq!(part.len(), 3000);
+            part.fill(i);
+        }
+        let last = parts.pop().expect("three parts");
+        assert!(parts[0].iter().all(|&b| b == 1) && parts[1].iter().all(|&b| b == 2));
+        drop(parts);
+        assert!(last.iter().all(|&b| b == 3));
+    }
+
+    #[test]
+    #[should_panic(expected = "5 parts of 3000")]
+    fn more_parts_than_there_is_room_for_are_a_bug() {
+        let _ = Buffer::new(10_000).expect("a few pages").cut(5, 3000);
+    }
 
     #[test]
     fn a_buffer_is_zero_writable_and_at_least_as_long_as_asked() {

@@ -1,6 +1,6 @@
 //! A lane whose reads are in flight beside its work.
 
-use super::{Shared, Slice, read};
+use super::{Shared, Slice, buffer, read, room_bytes};
 use crate::source::ReadRoom;
 use crate::sys::ring::Flights;
 use std::io;
@@ -31,9 +31,10 @@ pub(super) struct RingLane {
 }
 
 impl RingLane {
-    /// A lane, if there is a ring for it.
-    pub(super) fn new(depth: usize, room_bytes: usize) -> io::Result<RingLane> {
-        let flights = Flights::new(depth + 1, room_bytes)?;
+    /// A lane for slices of at most `slice_bytes`, if there is a ring for it.
+    pub(super) fn new(depth: usize, slice_bytes: usize) -> io::Result<RingLane> {
+        let all = buffer(depth + 1, slice_bytes).map_err(io::Error::other)?;
+        let flights = Flights::new(all.cut(depth + 1, room_bytes(slice_bytes)))?;
         let uses = Mutex::new((0..flights.len()).map(|_| Use::Idle).collect());
         Ok(RingLane { flights, depth, uses, begun: AtomicUsize::new(0) })
     }

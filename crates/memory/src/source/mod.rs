@@ -71,6 +71,13 @@ pub struct ReadRoom {
     ring: Option<Ring>,
 }
 
+impl From<Buffer> for ReadRoom {
+    /// Room that there is already.
+    fn from(buffer: Buffer) -> ReadRoom {
+        ReadRoom { buffer: Some(buffer), ring: None }
+    }
+}
+
 impl ReadRoom {
     /// Room of one reader; with `ring`, io_uring is used where it is allowed.
     pub fn new(ring: bool) -> ReadRoom {

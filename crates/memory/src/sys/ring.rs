@@ -11,7 +11,7 @@
 //!    handed over any more: its ring is given up, and its buffer free.
 #![allow(unsafe_code)]
 
-use crate::Buffer;
+use crate::buffer::Part;
 use io_uring::{EnterFlags, IoUring, opcode, types};
 use rustix::fd::{AsRawFd, BorrowedFd};
 use std::io;
@@ -123,7 +123,7 @@ impl Ring {
 /// If that thread ends meanwhile, the system gives up what it has not begun itself: such a read ends with `ECANCELED`.
 pub(crate) struct Flights {
     ring: IoUring,
-    buffers: Vec<Mutex<Buffer>>,
+    buffers: Vec<Mutex<Part>>,
     flying: Vec<AtomicBool>,
     /// Whether the ring is given up.
     submitting: Mutex<bool>,
@@ -136,22 +136,15 @@ fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Flights {
-    /// `buffers` buffers of `len_bytes` each. Their pages are taken here: a virtual machine may give new ones at half a GB/s, so
-    /// that the first reads would be slower than the drive, and a probe of it would measure memory.
-    pub(crate) fn new(buffers: usize, len_bytes: usize) -> io::Result<Flights> {
-        Flights::of(IoUring::new(buffers.next_power_of_two() as u32)?, buffers, len_bytes)
+    /// Reads into `buffers`.
+    pub(crate) fn new(buffers: Vec<Part>) -> io::Result<Flights> {
+        Ok(Flights::of(IoUring::new(buffers.len().next_power_of_two() as u32)?, buffers))
     }
 
-    fn of(ring: IoUring, buffers: usize, len_bytes: usize) -> io::Result<Flights> {
-        let page_bytes = rustix::param::page_size();
-        let touched = |mut buffer: Buffer| {
-            buffer.iter_mut().step_by(page_bytes).for_each(|byte| *byte = 0);
-            Mutex::new(buffer)
-        };
-        let made: Result<_, _> = (0..buffers).map(|_| Buffer::new(len_bytes).map(touched)).collect();
-        let flying = (0..buffers).map(|_| AtomicBool::new(false)).collect();
+    fn of(ring: IoUring, buffers: Vec<Part>) -> Flights {
+        let flying = buffers.iter().map(|_| AtomicBool::new(false)).collect();
         let (submitting, reaping) = Default::default();
-        Ok(Flights { ring, buffers: made.map_err(io::Error::other)?, flying, submitting, reaping })
+        Flights { ring, buffers: buffers.into_iter().map(Mutex::new).collect(), flying, submitting, reaping }
     }
 
     /// Buffers.
@@ -210,7 +203,7 @@ impl Flights {
     }
 
     /// Buffer `index`, which must not be flying.
-    pub(crate) fn buffer(&self, index: usize) -> MutexGuard<'_, Buffer> {
+    pub(crate) fn buffer(&self, index: usize) -> MutexGuard<'_, Part> {
         let buffer = locked(&self.buffers[index]);
         assert!(!self.flying[index].load(Ordering::Acquire), "buffer {index} is being read into");
         buffer
@@ -229,6 +222,7 @@ impl Drop for Flights {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::Buffer;
     use rustix::fd::AsFd;
     use std::io::{Seek, SeekFrom, Write};
 
@@ -236,6 +230,10 @@ mod tests {
     fn disabled(entries: u32) -> Option<IoUring> {
         let ring = IoUring::builder().setup_r_disabled().build(entries);
         ring.inspect_err(|e| eprintln!("not tested: no io_uring here: {e}")).ok()
+    }
+
+    fn parts(count: usize) -> Vec<Part> {
+        Buffer::new(count * 4096).expect("some pages").cut(count, 4096)
     }
 
     fn file(bytes: &[u8]) -> std::fs::File {
@@ -247,7 +245,7 @@ mod tests {
     #[test]
     fn a_flight_that_the_system_refuses_is_not_begun_then_or_later() {
         let Some(ring) = disabled(2) else { return };
-        let flights = Flights::of(ring, 2, 4096).expect("buffers");
+        let flights = Flights::of(ring, parts(2));
         let file = file(&[7; 4096]);
         assert!(!flights.begin(0, file.as_fd(), 0..4096), "refused");
         assert!(flights.wait().is_empty(), "nothing to wait for");
@@ -277,7 +275,7 @@ mod tests {
 
     #[test]
     fn a_flight_whose_thread_ends_is_given_up_by_the_system() {
-        let Ok(flights) = Flights::new(1, 4096).inspect_err(|e| eprintln!("not tested: no io_uring here: {e}")) else {
+        let Ok(flights) = Flights::new(parts(1)).inspect_err(|e| eprintln!("not tested: no io_uring here: {e}")) else {
             return;
         };
         let (empty, mut end) = std::io::pipe().expect("a pipe");
