@@ -25,6 +25,7 @@ impl Streamed {
     pub(super) fn begin_guess(&self, layer: u32, choices: &[Choice]) {
         let mut state = self.shared.lock();
         let state = &mut *state;
+        let asked = state.guess_asked.take();
         self.stop_warming(state);
         // One of a pass that ended early.
         self.settle_guess(state, |_| false);
@@ -34,10 +35,12 @@ impl Streamed {
         missing.sort_unstable();
         let mut experts: Vec<Guess> = Vec::new();
         let mut keys: Vec<(usize, Key)> = Vec::new();
+        let mut gain_s = 0.0;
         for (place, key) in missing {
             if experts.iter().all(|other| other.key != key) {
-                if state.guesses.pays(place, keys.len()) {
+                if let Some(gain) = state.guesses.gain(place, keys.len()) {
                     keys.push((experts.len(), key));
+                    gain_s += gain;
                 }
                 experts.push(Guess { key, place, slot: None });
             }
@@ -46,7 +49,9 @@ impl Streamed {
             experts[place.number].slot = Some(place.slot);
             state.guess_counts.reads += 1;
         }
-        state.guessed = Some(Guessed { at: Instant::now(), experts });
+        let at = Instant::now();
+        state.guesses.guessed(asked.map_or(Duration::ZERO, |asked| at - asked), gain_s);
+        state.guessed = Some(Guessed { at, experts });
     }
 
     /// Now it is known what the layer wants. What was read for a wrong guess and has come stays, as long as nothing better

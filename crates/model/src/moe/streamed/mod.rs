@@ -84,6 +84,8 @@ struct State {
     /// Slots whose experts a run before had at its end.
     warming: Vec<usize>,
     guesses: Guesses,
+    /// When it was said that a layer is to be guessed.
+    guess_asked: Option<Instant>,
     guessed: Option<guess::Guessed>,
     guess_counts: GuessCounts,
     /// What the lanes had done when their rate was last looked at.
@@ -148,6 +150,7 @@ impl Streamed {
             ahead: None,
             warming: Vec::new(),
             guesses: Guesses::new(guess, (options.lanes * options.depth) as f64 / PARTS as f64),
+            guess_asked: None,
             guessed: None,
             guess_counts: GuessCounts::default(),
             timed: LaneStats::default(),
@@ -327,7 +330,13 @@ impl ExpertSource for Streamed {
     }
 
     fn wants_guess(&self, layer: usize, rows: usize) -> bool {
-        rows < visit::PROMPT_TOKENS_MIN && self.shared.index[layer].is_some() && self.shared.lock().guesses.asks()
+        if rows >= visit::PROMPT_TOKENS_MIN || self.shared.index[layer].is_none() {
+            return false;
+        }
+        let mut state = self.shared.lock();
+        let asks = state.guesses.asks();
+        state.guess_asked = asks.then(Instant::now);
+        asks
     }
 
     fn guess(&self, layer: usize, choices: &[Choice]) {
