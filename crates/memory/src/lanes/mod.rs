@@ -5,6 +5,7 @@
 //! device does not wait while the receiver works with the bytes; who asks for slices begins the first ones. What someone
 //! waits for is read before what is only read ahead.
 
+mod better;
 mod probe;
 mod ring;
 
@@ -13,6 +14,7 @@ pub use probe::{Probed, probe};
 use crate::source::{ByteSource, ReadRoom};
 use crate::sys::slice;
 use crate::{Buffer, Error, HUGE_PAGE_BYTES};
+use better::Better;
 use ring::RingLane;
 use std::collections::VecDeque;
 use std::fmt;
@@ -125,11 +127,18 @@ struct Queue {
     spare_since: Option<Instant>,
     busy_since: Option<Instant>,
     stats: LaneStats,
+    /// With lines of buffers left in the caches, or given up.
+    lines: Better,
 }
 
 impl Queue {
     fn is_empty(&self) -> bool {
         self.wanted.is_empty() && self.ahead.is_empty()
+    }
+
+    fn stats(&self) -> LaneStats {
+        let under_way = self.busy_since.map_or(Duration::ZERO, |since| since.elapsed());
+        LaneStats { busy: self.stats.busy + under_way, ..self.stats }
     }
 
     fn want<S: IntoIterator<Item = Slice>>(&mut self, slices: S) {
@@ -221,9 +230,7 @@ impl Lanes {
 
     /// What was done so far.
     pub fn stats(&self) -> LaneStats {
-        let queue = self.shared.lock();
-        let under_way = queue.busy_since.map_or(Duration::ZERO, |since| since.elapsed());
-        LaneStats { busy: queue.stats.busy + under_way, ..queue.stats }
+        self.shared.lock().stats()
     }
 
     /// Since when there has been a free lane and nothing that is wanted, if there has.
@@ -257,6 +264,13 @@ impl Shared {
         !queue.stop || is_busy()
     }
 
+    /// Whether a buffer's cache lines are to be given up: if that seems to be faster, and more is to be read at once. Else other
+    /// work has taken their place before the next read comes.
+    fn gives_lines_up(&self) -> bool {
+        let queue = self.lock();
+        queue.lines.is_second() && !queue.is_empty()
+    }
+
     /// A read has ended.
     fn ended(&self, slice: &Slice) {
         let mut queue = self.lock();
@@ -271,6 +285,8 @@ impl Shared {
         {
             queue.stats.busy += since.elapsed();
         }
+        let now = queue.stats();
+        queue.lines.read(now);
     }
 
     /// Hands over what has come. A bug in the receiver must not leave anyone waiting.
@@ -290,6 +306,9 @@ fn one_by_one(shared: &Shared, slice_bytes: usize) {
         let read = read(&slice, &mut room);
         shared.ended(&slice);
         shared.hand_over(&slice, read.map(|place| &room.bytes()[place]));
+        if shared.gives_lines_up() {
+            room.give_up();
+        }
     }
 }
 

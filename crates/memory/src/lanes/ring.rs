@@ -2,6 +2,7 @@
 
 use super::{Shared, Slice, buffer, read, room_bytes};
 use crate::source::ReadRoom;
+use crate::sys::lines;
 use crate::sys::ring::Flights;
 use std::io;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -112,6 +113,9 @@ impl RingLane {
         let mut buffer = self.flights.buffer(index);
         let read = file.end_direct(&slice.range, &mut buffer, got);
         shared.hand_over(slice, read.map(|place| &buffer[place]));
+        if shared.gives_lines_up() {
+            lines::give_up(&buffer);
+        }
     }
 }
 

@@ -81,6 +81,7 @@ fn fill(shared: &Shared, unit: usize, room: &mut ReadRoom) -> Result<(), Error> 
             let out = &mut staged[at..at + part.len()];
             extent.transcode.write(part, &room.bytes()[found], out);
         }
+        room.give_up();
     }
     staged.publish()
 }

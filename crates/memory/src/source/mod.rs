@@ -9,6 +9,7 @@ pub(crate) use fetch::still_for;
 pub use file::{FileSource, ReadOptions};
 pub use storage::Storage;
 
+use crate::sys::lines;
 use crate::sys::ring::Ring;
 use crate::{Buffer, Error};
 use std::fmt::Debug;
@@ -100,6 +101,11 @@ impl ReadRoom {
     /// What was read.
     pub fn bytes(&self) -> &[u8] {
         self.buffer.as_deref().unwrap_or(&[])
+    }
+
+    /// What was read is not looked at any more: the next read may be faster then.
+    pub(crate) fn give_up(&self) {
+        lines::give_up(self.bytes());
     }
 }
 

@@ -200,7 +200,7 @@ mod tests {
         let asked = |guesses: &mut Guesses| (0..10 * DRY_EVERY).filter(|_| guesses.asks()).count() as u32;
         assert_eq!(asked(&mut guesses), 10 * DRY_EVERY, "nothing is known");
         // Nearly everything is there: a layer in twenty has something to read.
-        let mut layers = |guesses: &mut Guesses, gain_ms: f64, every: u32| {
+        let layers = |guesses: &mut Guesses, gain_ms: f64, every: u32| {
             for i in 0..400u32 {
                 let gain = if i.is_multiple_of(every) { gain_ms / 1e3 } else { 0.0 };
                 guesses.guessed(Duration::from_micros(80), gain);
