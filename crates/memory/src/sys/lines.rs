@@ -21,12 +21,14 @@ pub(crate) fn give_up(bytes: &[u8]) {
 }
 
 #[cfg(target_arch = "x86_64")]
+#[allow(unused_unsafe, reason = "the intrinsic is safe in newer toolchains")]
 fn is_hypervised() -> bool {
-    use std::arch::x86_64::{__cpuid, __cpuid_count};
-    // The most basic leaf tells how many there are: Intel's manual, volume 2, CPUID; AMD's, volume 3, appendix E.
-    let leaves = __cpuid(0).eax;
-    let hypervisor = leaves >= 1 && __cpuid(1).ecx & (1 << 31) != 0;
-    hypervisor && leaves >= 7 && __cpuid_count(7, 0).ebx & CLFLUSHOPT != 0
+    // SAFETY: every processor of this architecture has the instruction.
+    let leaf = |leaf| unsafe { std::arch::x86_64::__cpuid_count(leaf, 0) };
+    // The first leaf tells how many there are: Intel's manual, volume 2, CPUID; AMD's, volume 3, appendix E.
+    let leaves = leaf(0).eax;
+    let hypervisor = leaves >= 1 && leaf(1).ecx & (1 << 31) != 0;
+    hypervisor && leaves >= 7 && leaf(7).ebx & CLFLUSHOPT != 0
 }
 
 #[cfg(target_arch = "x86_64")]
