@@ -32,6 +32,7 @@ const UNSAFE: &[&str] = &[
     "crates/memory/src/region.rs",
     "crates/memory/src/slots.rs",
     "crates/memory/src/sys/cpu_time.rs",
+    "crates/memory/src/sys/lines.rs",
     "crates/memory/src/sys/page_cache.rs",
     "crates/memory/src/sys/ring.rs",
     "crates/memory/src/sys/slice.rs",
