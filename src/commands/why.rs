@@ -60,7 +60,7 @@ fn story(config: &Value, summary: &Value) -> String {
     let (guessed, right) = (number(summary, "guessed"), number(summary, "guessed_right"));
     if guessed > 0.0 {
         text += &format!(
-            " {guessed:.0} experts were read on a guess while their layer's attention was computed: {:.0} % were wanted, \
+            " {guessed:.0} experts were read on a guess before their layer had chosen: {:.0} % were wanted, \
              {:.0} MB were read in vain.",
             100.0 * right / guessed,
             number(summary, "guessed_wrong_bytes") / 1e6,

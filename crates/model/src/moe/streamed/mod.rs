@@ -3,8 +3,8 @@
 //! A visit leases what is there, has the rest read, and hands out each part when it has come: so what is there is computed
 //! while what is missing loads, and what is missing as it arrives. Which expert makes room is `residency`'s decision, how
 //! slices are read `memory`'s business; here the two meet, and slices become panels. A prompt that wants most experts of a
-//! layer has those of the next one read ahead, into a part of the slots; for a few tokens the likeliest missing expert is read
-//! on a guess.
+//! layer has those of the next one read ahead, into a part of the slots; for a few tokens the next layer's likeliest missing
+//! experts are read on a guess.
 
 mod guess;
 mod stack;
