@@ -177,6 +177,12 @@ impl Drop for Streaming<'_> {
     }
 }
 
+/// The token that a row of a batch is, of `span` tokens up to `last`. More than there were so far may be meant: where choices were
+/// left out, a prompt counts as one token in its first layer, and as what it is in the next.
+fn token_of_row(row: u32, last: u64, span: u64) -> u64 {
+    (last + 1 + u64::from(row).min(span - 1)).saturating_sub(span)
+}
+
 impl super::Shared {
     /// Tells the cache which experts the tokens of a batch chose or nearly chose, and when.
     fn note_uses(&self, state: &mut State, layer: u32, Batch { wanted, near, .. }: &Batch) {
@@ -192,7 +198,7 @@ impl super::Shared {
         state.cache.advance((state.token + 1).saturating_sub(span)..=state.token, layer);
         for near in near {
             let key = Key { layer, expert: near.expert };
-            state.cache.nearly_used(key, state.token + u64::from(near.token).min(span - 1) + 1 - span, near.share);
+            state.cache.nearly_used(key, token_of_row(near.token, state.token, span), near.share);
         }
         for w in wanted {
             // Which of a prompt's tokens they are is not known here: spread evenly, they cool as if it were.
@@ -217,5 +223,17 @@ impl Streamed {
         let mut missing: Vec<(usize, Key)> = missing.take(state.cache.slots() / 2).collect();
         let slots = self.acquire(state, &mut missing, For::Ahead).into_iter().map(|place| place.slot).collect();
         state.ahead = Some((next, slots));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::token_of_row;
+
+    #[test]
+    fn rows_are_the_last_tokens_and_none_is_before_the_first() {
+        assert_eq!([0, 1, 3].map(|row| token_of_row(row, 9, 4)), [6, 7, 9]);
+        assert_eq!(token_of_row(5, 9, 1), 9, "one token each of as many conversations");
+        assert_eq!([0, 18, 19].map(|row| token_of_row(row, 1, 20)), [0, 0, 1], "twenty after a layer that counted one");
     }
 }
